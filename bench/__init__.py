@@ -1,0 +1,1 @@
+"""Benchmarks of holdfast against its peers and its limit; no part of the package."""

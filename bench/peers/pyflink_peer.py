@@ -1,0 +1,204 @@
+"""PyFlink's side of the benchmark; a script for its own virtual environment, free of bench imports.
+
+Case `keyed-python`: a `KeyedProcessFunction` with a ValueState of each key's running total, one output a record,
+at parallelism 2, in both of PyFlink's execution modes, `thread` (Python inside the task manager) and `process`
+(a Python process beside it). `--cluster` says where the job runs: `mini` is PyFlink's default, all in one JVM;
+`standalone` is one job manager and two task managers of one slot each, so that in thread mode the two
+subtasks don't share one interpreter lock.
+
+The source is Flink's own CSV reader over the benchmark's records, wholly in Java: no other file format of the
+package both splits into columns and needs no further jar. It parses a million records a second and core, far more
+than the Python behind it takes in, so it is not what is measured; `--source-only` shows that. The sink drops
+its input in Java. PyFlink's `key_by` is a Python call of its own before the exchange; there is no other way.
+
+Records a second leave out start-up and warm-up: each subtask notes the time after every `--mark` records, and
+what counts is the time from the end of the first epoch (`--epoch-records` over both subtasks) to the end of
+the last whole one. The note costs an addition and a comparison a record, of some 20 microseconds.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pyflink
+from pyflink.common import Configuration, Row, Types
+from pyflink.datastream import KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment
+from pyflink.datastream.connectors.base import Sink
+from pyflink.datastream.state import ValueStateDescriptor
+from pyflink.java_gateway import get_gateway
+from pyflink.table import StreamTableEnvironment
+from pyflink.version import __version__
+
+HOME = Path(pyflink.__file__).parent
+PARALLELISM = 2
+
+
+class Balance(KeyedProcessFunction):
+    """The benchmark's user function; it also notes how far it is, in a file of its own."""
+
+    def __init__(self, marks: str, mark: int) -> None:
+        self.marks = marks
+        self.mark = mark
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self.total = runtime_context.get_state(ValueStateDescriptor("total", Types.DOUBLE()))
+        self.seen = 0
+        # Not the subtask's index: in thread mode asking for it fails in PyFlink 2.3.
+        self.file = os.path.join(self.marks, uuid.uuid4().hex)
+
+    def process_element(self, value: Row, ctx: KeyedProcessFunction.Context) -> Iterator[Row]:
+        total = (self.total.value() or 0.0) + value[2]
+        self.total.update(total)
+        yield Row(value[0], total)
+        self.seen += 1
+        if self.seen % self.mark == 0:
+            with open(self.file, "a") as file:
+                print(time.time(), file=file)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", required=True, choices=("keyed-python",))
+    parser.add_argument("--mode", required=True, choices=("thread", "process"))
+    parser.add_argument("--data", required=True, type=Path, help="folder of part-*.csv: k, ts in ms, v")
+    parser.add_argument("--cluster", choices=("mini", "standalone"), default="standalone")
+    parser.add_argument("--epoch-records", type=int, default=50_000)
+    parser.add_argument("--mark", type=int, default=5_000, help="records of a subtask between two notes of time")
+    parser.add_argument("--bundle", type=int, default=10_000, help="records sent to Python at once")
+    parser.add_argument("--cache", type=int, default=1_000_000, help="keys of state kept in Python, process mode")
+    parser.add_argument("--source-only", action="store_true", help="from source to sink, without Python")
+    parser.add_argument("--conf", action="append", default=[], help="a further Flink setting, name=value")
+    return parser.parse_args()
+
+
+def settings_for(chosen: argparse.Namespace) -> dict[str, str]:
+    return {
+        "python.execution-mode": chosen.mode,
+        "python.executable": sys.executable,
+        "python.client.executable": sys.executable,
+        "python.fn-execution.bundle.size": str(chosen.bundle),
+        "python.fn-execution.bundle.time": "1000",
+        "python.state.cache.size": str(chosen.cache),
+        "python.metric.enabled": "false",
+        "pipeline.object-reuse": "true",
+        "parallelism.default": str(PARALLELISM),
+        "execution.runtime-mode": "STREAMING",
+        "state.backend.type": "hashmap",
+        **dict(setting.split("=", 1) for setting in chosen.conf),
+    }
+
+
+@contextmanager
+def standalone_cluster(scratch: Path) -> Iterator[dict[str, str]]:
+    """One job manager and two task managers of one slot, ended with the job; yields what a client needs."""
+    conf = scratch / "conf"
+    shutil.copytree(HOME / "conf", conf)
+    port = free_port()
+    cluster_settings = {
+        "jobmanager.rpc.port": str(free_port()),
+        "rest.port": str(port),
+        "rest.bind-port": str(port),
+        "taskmanager.memory.process.size": "4g",
+        "taskmanager.numberOfTaskSlots": "1",
+        "io.tmp.dirs": str(scratch),
+        "env.log.dir": str(scratch / "log"),
+    }
+    dynamic = [f"-D{name}={value}" for name, value in cluster_settings.items()]
+    env = {**os.environ, "FLINK_HOME": str(HOME), "FLINK_CONF_DIR": str(conf), "FLINK_LOG_DIR": str(scratch)}
+    commands = [[HOME / "bin/jobmanager.sh", "start-foreground", *dynamic]]
+    commands += [[HOME / "bin/taskmanager.sh", "start-foreground", *dynamic]] * PARALLELISM
+    with open(scratch / "cluster.log", "w") as log:
+        services = [subprocess.Popen(["bash", *c], env=env, stdout=log, stderr=log) for c in commands]
+    try:
+        yield {"execution.target": "remote", "rest.address": "localhost", "rest.port": str(port)}
+    finally:
+        for service in services:
+            service.terminate()
+        for service in services:
+            service.wait(30)
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return int(probe.getsockname()[1])
+
+
+def build(env: StreamExecutionEnvironment, chosen: argparse.Namespace, marks: Path) -> None:
+    # The DataStream API's own CSV reader makes rows that PyFlink can't hand to Python; the Table API's does.
+    tables = StreamTableEnvironment.create(env)
+    tables.execute_sql(
+        "CREATE TABLE events (k BIGINT, ts BIGINT, v DOUBLE) WITH "
+        f"('connector' = 'filesystem', 'path' = '{chosen.data.resolve()}', 'format' = 'csv')"
+    )
+    events = tables.to_data_stream(tables.from_path("events"))
+    drop = Sink(get_gateway().jvm.org.apache.flink.streaming.api.functions.sink.v2.DiscardingSink())
+    if not chosen.source_only:
+        result_type = Types.ROW_NAMED(["account", "balance"], [Types.LONG(), Types.DOUBLE()])
+        keyed = events.key_by(lambda event: event[0], key_type=Types.LONG())
+        events = keyed.process(Balance(str(marks), chosen.mark), output_type=result_type)
+    events.sink_to(drop)
+
+
+def epochs_of(marks: Path, chosen: argparse.Namespace, started: float) -> list[float]:
+    """Seconds of each whole epoch over both subtasks; the first one holds start-up and warm-up."""
+    times = sorted(float(line) for file in marks.iterdir() for line in file.read_text().split())
+    ends = times[chosen.epoch_records // chosen.mark - 1 :: chosen.epoch_records // chosen.mark]
+    return [round(end - start, 3) for start, end in zip([started, *ends], ends)]
+
+
+def report(chosen: argparse.Namespace, settings: dict[str, str], epochs: list[float]) -> dict[str, Any]:
+    if len(epochs) < 2:
+        raise SystemExit(f"more than two epochs of {chosen.epoch_records} records are needed; the first is warm-up")
+    return {
+        "peer": "pyflink",
+        "case": chosen.case,
+        "mode": chosen.mode,
+        "records_per_s": round((len(epochs) - 1) * chosen.epoch_records / sum(epochs[1:])),
+        "records": len(epochs) * chosen.epoch_records,
+        "epochs": epochs,
+        "durable": "nothing: checkpointing is off, state is in the task managers' heap, output dropped",
+        "settings": {**settings, "cluster": chosen.cluster, "records_an_epoch": chosen.epoch_records},
+        "version": __version__,
+    }
+
+
+def main() -> None:
+    chosen = arguments()
+    settings = settings_for(chosen)
+    # The interpreter embedded in a JVM knows nothing of the virtual environment this script runs in.
+    os.environ["PYTHONPATH"] = str(HOME.parent)
+    with tempfile.TemporaryDirectory(prefix="pyflink-") as folder:
+        scratch, marks = Path(folder), Path(folder, "marks")
+        marks.mkdir()
+        cluster = standalone_cluster(scratch) if chosen.cluster == "standalone" else nullcontext({})
+        with cluster as client:
+            configuration = Configuration()
+            for name, value in {**settings, **client}.items():
+                configuration.set_string(name, value)
+            env = StreamExecutionEnvironment.get_execution_environment(configuration)
+            build(env, chosen, marks)
+            started = time.time()
+            print("# job starts", file=sys.stderr, flush=True)
+            env.execute("holdfast-bench-pyflink")
+            print(f"# job took {time.time() - started:.1f} s", file=sys.stderr, flush=True)
+        if chosen.source_only:
+            return
+        epochs = epochs_of(marks, chosen, started)
+    print(json.dumps(report(chosen, settings, epochs)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""Settings: defaults < `holdfast.toml` < environment (`HOLDFAST_…`) < arguments.
+
+Every setting has one name everywhere: `interval` here is `interval = "500ms"` in the file,
+`HOLDFAST_INTERVAL` in the environment, `--interval` on the command line and `interval=` in
+`pipeline.run`. `holdfast config` shows each with where it came from.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_UNITS_BYTES = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
+
+
+def parse_duration_s(value: str | float | int) -> float:
+    """Seconds from "500ms", "70s", "5m", "2h", or a number of seconds.
+
+    >>> parse_duration_s("500ms"), parse_duration_s(3)
+    (0.5, 3.0)
+    """
+    if isinstance(value, (int, float)):
+        return float(value)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", value.lower())
+    if not match or match[2] not in _UNITS_S:
+        raise ConfigError(f"{value!r} is not a duration.", remedy='Write it as "500ms", "70s", "5m" or "2h".')
+    return float(match[1]) * _UNITS_S[match[2]]
+
+
+def parse_bytes(value: str | int) -> int:
+    """Bytes from "64MB", "2g", or a number.
+
+    >>> parse_bytes("64MB")
+    67108864
+    """
+    if isinstance(value, int):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?b?)\s*", value.lower())
+    if not match:
+        raise ConfigError(f"{value!r} is not a size.", remedy='Write it as "64MB" or "2GB".')
+    return int(float(match[1]) * _UNITS_BYTES[match[2]])
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings of a run. Durations are seconds and sizes bytes here, whatever they were written as."""
+
+    dir: str | None = None
+    """The pipeline's directory: log, staged output, and by default state. `.holdfast/<name>` if unset."""
+    master: str | None = None
+    """Spark master; `local[*]` if unset and no session is given."""
+    parallelism: int | None = None
+    """Shards of each keyed stage. The directory's own if it has one, otherwise Spark's parallelism."""
+    backend: str = "heap"
+    """Where keyed state lives: `heap` or `rocksdb`."""
+    interval_s: float = 0.5
+    """With cut="interval": how often an epoch is cut."""
+    cut: str = "interval"
+    """When an epoch is cut: every `interval`, as soon as there is `data`, or only when `full`."""
+    max_records: int = 500_000
+    """The most records an epoch takes, as near as its sources can tell."""
+    key_groups: int = 128
+    """Slices of the key space; fixed for life."""
+    epochs: int | None = None
+    """Stop after so many epochs."""
+    drain: bool = False
+    """Stop when no source has anything left."""
+    state_root: str | None = None
+    """Where each host keeps state; `<dir>/state` if unset. Executors may have their own HOLDFAST_STATE_ROOT."""
+    heap_limit_bytes: int = 4 << 30
+    """The most memory one worker of the heap backend may take before the epoch fails with an error."""
+    rocksdb_cache_bytes: int = 64 << 20
+    """Block cache and write buffers of one shard's RocksDB."""
+    wait_for_executors_s: float = 120.0
+    """How long to wait for a cluster to give executors before giving up."""
+    redact: bool = False
+    """Leave records out of error messages."""
+    log_level: str = "WARNING"
+    """Level of the structured log on stderr."""
+    spark: dict[str, str] = {}
+    """Settings for a Spark session that we make."""
+
+
+_PARSERS = {
+    "interval_s": parse_duration_s,
+    "wait_for_executors_s": parse_duration_s,
+    "heap_limit_bytes": parse_bytes,
+    "rocksdb_cache_bytes": parse_bytes,
+}
+_CHOICES = {
+    "backend": ("heap", "rocksdb"),
+    "cut": ("interval", "data", "full"),
+    "log_level": ("DEBUG", "INFO", "WARNING", "ERROR"),
+}
+
+
+def public_name(field: str) -> str:
+    """A field's name as users write it: without its unit.
+
+    >>> public_name("interval_s"), public_name("heap_limit_bytes")
+    ('interval', 'heap_limit')
+    """
+    return re.sub(r"_(s|bytes)$", "", field)
+
+
+FIELDS = {public_name(f): f for f in Settings.__struct_fields__}
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """Settings, and where each of them came from."""
+
+    settings: Settings
+    origin: dict[str, str]
+
+
+def resolve(
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> Resolved:
+    """Settings from all four places; an unknown or senseless one is an error that names its place.
+
+    >>> resolve({"interval": "2s"}, environment={"HOLDFAST_INTERVAL": "9s"}).settings.interval_s
+    2.0
+    """
+    environment = os.environ if environment is None else environment
+    values: dict[str, Any] = {}
+    origin = dict.fromkeys(FIELDS, "default")
+    path = file or Path("holdfast.toml")
+    if file is not None and not file.exists():
+        raise ConfigError(f"The settings file {file} does not exist.")
+    if path.exists():
+        for name, value in _read_toml(path).items():
+            _take(values, origin, name, value, str(path))
+    for name in FIELDS:
+        variable = f"HOLDFAST_{name.upper()}"
+        if name not in ("spark", "state_root") and variable in environment:
+            _take(values, origin, name, environment[variable], variable)
+    for name, value in (arguments or {}).items():
+        if value is not None:
+            _take(values, origin, name, value, "argument")
+    return Resolved(_checked(Settings(**values)), origin)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} can't be read: {error}", remedy="Mend its TOML.") from None
+
+
+def _take(values: dict[str, Any], origin: dict[str, str], name: str, value: Any, place: str) -> None:
+    if name not in FIELDS:
+        raise ConfigError(
+            f"{place}: there is no setting {name!r}.", remedy=f"The settings are: {', '.join(sorted(FIELDS))}."
+        )
+    field = FIELDS[name]
+    try:
+        values[field] = _parsed(field, value)
+    except ConfigError as error:
+        error.message = f"{place}, setting {name!r}: {error.message}"
+        raise
+    origin[name] = place
+
+
+def _parsed(field: str, value: Any) -> Any:
+    if field in _PARSERS:
+        return _PARSERS[field](value)
+    kind = str(Settings.__annotations__[field])
+    if kind.startswith("int"):
+        return _whole(value)
+    if kind == "bool":
+        return value if isinstance(value, bool) else str(value).lower() in ("1", "true", "yes", "on")
+    if field == "spark":
+        return {str(k): str(v) for k, v in dict(value).items()}
+    return str(value)
+
+
+def _whole(value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{value!r} is not a whole number.") from None
+
+
+def _checked(settings: Settings) -> Settings:
+    for field, allowed in _CHOICES.items():
+        if getattr(settings, field) not in allowed:
+            raise ConfigError(f"{field}={getattr(settings, field)!r} is no choice.", remedy=f"One of: {', '.join(allowed)}.")
+    for field in ("max_records", "key_groups"):
+        if getattr(settings, field) < 1:
+            raise ConfigError(f"{field} must be at least 1.")
+    if settings.key_groups > 32768:
+        raise ConfigError("key_groups must be at most 32768.")
+    if settings.parallelism is not None and not 1 <= settings.parallelism <= settings.key_groups:
+        raise ConfigError(
+            f"parallelism={settings.parallelism} must be between 1 and key_groups={settings.key_groups}.",
+            remedy="A shard owns at least one key group.",
+        )
+    if settings.epochs is not None and settings.epochs < 1:
+        raise ConfigError("epochs must be at least 1.")
+    return settings

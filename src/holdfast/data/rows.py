@@ -1,0 +1,234 @@
+"""Tables to dicts and back, as fast as CPython lets us.
+
+`Table.to_pylist` makes a scalar object for each cell; here whole columns become lists in C, and one
+comprehension with the field names written out builds the dicts.
+
+What a per-record function sees: ints, floats, bools, str, bytes, `datetime` (with its zone where the
+column has one), `date`, `Decimal`, lists, dicts (structs), lists of pairs become dicts (maps), and
+None for null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any
+
+import pyarrow as pa
+
+from holdfast.data import schemas
+from holdfast.errors import SchemaError
+
+Row = dict[str, Any]
+
+
+def column_values(column: pa.ChunkedArray | pa.Array) -> list[Any]:
+    """A column's values as Python objects."""
+    kind = column.type
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], kind)
+    if pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_string(kind):
+        return array.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
+    if array.null_count == 0:
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+            return array.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
+        if pa.types.is_timestamp(kind) and kind.tz is None and kind.unit in ("s", "ms", "us"):
+            return array.cast(pa.timestamp("us")).to_numpy().tolist()  # type: ignore[no-any-return]
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return _whole_microseconds(array).to_pylist()  # type: ignore[no-any-return]
+    if pa.types.is_nested(kind):
+        return array.to_pylist(maps_as_pydicts="strict")  # type: ignore[no-any-return]
+    return array.to_pylist()  # type: ignore[no-any-return]
+
+
+def _whole_microseconds(array: pa.Array) -> pa.Array:
+    try:
+        return array.cast(pa.timestamp("us", tz=array.type.tz))
+    except pa.ArrowInvalid:
+        raise SchemaError(
+            "A timestamp has nanoseconds, which Python's datetime can't hold.",
+            remedy="Use map_batches for this column, or declare it as timestamp('us').",
+        ) from None
+
+
+@lru_cache(maxsize=256)
+def _row_maker(names: tuple[str, ...]) -> Callable[..., list[Row]]:
+    args = [f"c{i}" for i in range(len(names))]
+    cells = ", ".join(f"{name!r}: {arg}" for name, arg in zip(names, args, strict=True))
+    if len(args) == 1:
+        body = f"[{{{cells}}} for c0 in c0]"
+    else:
+        body = f"[{{{cells}}} for {', '.join(args)} in zip({', '.join(args)})]"
+    return eval(f"lambda {', '.join(args)}: {body}")  # type: ignore[no-any-return]
+
+
+def to_rows(table: pa.Table) -> list[Row]:
+    """A table's rows as dicts.
+
+    >>> to_rows(pa.table({"k": [1, 2], "v": ["a", None]}))
+    [{'k': 1, 'v': 'a'}, {'k': 2, 'v': None}]
+    """
+    names = tuple(table.schema.names)
+    if not names:
+        return [{} for _ in range(table.num_rows)]
+    return _row_maker(names)(*(column_values(c) for c in table.columns))
+
+
+def to_table(rows: Sequence[Row], pinned: pa.Schema | None) -> pa.Table:
+    """Dicts as a table: by the pinned schema, or by what these rows show where none is pinned yet.
+
+    The result's schema differs from `pinned` only where a pinned field is still open (only nulls so
+    far) and these rows have a value for it.
+
+    >>> to_table([{"a": 1}, {"a": 2.5, "b": None}], None).schema
+    a: double
+    b: null
+    """
+    if pinned is None:
+        return _inferred(rows)
+    columns = _columns(rows, pinned.names)
+    arrays = [_array(values, field, rows) for values, field in zip(columns, pinned, strict=True)]
+    if any(schemas.is_open(f.type) for f in pinned):
+        fields = [f.with_type(a.type) for f, a in zip(pinned, arrays, strict=True)]
+        return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+    return pa.Table.from_arrays(arrays, schema=pinned)
+
+
+def _columns(rows: Sequence[Row], names: list[str]) -> list[list[Any]]:
+    width = len(names)
+    try:
+        if all(n == width for n in set(map(len, rows))):
+            return [list(map(itemgetter(name), rows)) for name in names]
+    except KeyError:
+        pass
+    except TypeError:
+        raise _not_a_record(rows) from None
+    known = set(names)
+    for row in rows:
+        if not isinstance(row, dict):
+            raise _not_a_record(rows)
+        extra = [name for name in row if name not in known]
+        if extra:
+            raise SchemaError(
+                f"A record has the field {extra[0]!r}, which its schema does not: {_cut(row)}",
+                remedy=f"Declare schema= with this field on the operator that makes it; now it has {names}.",
+            )
+    return [[row.get(name) for row in rows] for name in names]
+
+
+def _inferred(rows: Sequence[Row]) -> pa.Table:
+    names: dict[str, None] = {}
+    for row in rows:
+        if not isinstance(row, dict):
+            raise _not_a_record(rows)
+        names.update(dict.fromkeys(row))
+    arrays = []
+    for name in names:
+        values = [row.get(name) for row in rows]
+        arrays.append(_infer_array(name, values, rows))
+    for name in names:
+        if not isinstance(name, str):
+            raise SchemaError(f"A record's field names must be strings, not {name!r}.")
+    return pa.Table.from_arrays(arrays, names=list(names))
+
+
+def _infer_array(name: str, values: list[Any], rows: Sequence[Row]) -> pa.Array:
+    try:
+        array = pa.array(values)
+        kind = schemas.normal(array.type)
+        return array if kind.equals(array.type) else pa.array(values, type=kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
+        row = next((r for r in rows if r.get(name) is not None), {})
+        raise SchemaError(
+            f"The values of field {name!r} have no common Arrow type ({error}); one record: {_cut(row)}",
+            remedy="Return one type for this field, or declare schema= on the operator that makes it.",
+        ) from None
+
+
+def _array(values: list[Any], field: pa.Field, rows: Sequence[Row]) -> pa.Array:
+    if schemas.is_open(field.type):
+        found = _infer_array(field.name, values, rows)
+        settled = schemas.unify([pa.schema([field]), pa.schema([pa.field(field.name, found.type)])])
+        return found if settled.field(0).type.equals(found.type) else pa.array(values, type=settled.field(0).type)
+    try:
+        return pa.array(values, type=field.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, TypeError) as error:
+        raise _misfit(values, field, error) from None
+
+
+def _misfit(values: list[Any], field: pa.Field, error: Exception) -> SchemaError:
+    for value in values:
+        try:
+            pa.array([value], type=field.type)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, TypeError):
+            return SchemaError(
+                f"The value {_cut(value)} of field {field.name!r} does not fit its type {field.type}.",
+                remedy="Convert it in the function, or declare schema= with a wider type.",
+            )
+    return SchemaError(f"Field {field.name!r} does not fit its type {field.type}: {error}")
+
+
+def _not_a_record(rows: Sequence[Any]) -> SchemaError:
+    wrong = next((r for r in rows if not isinstance(r, dict)), None)
+    return SchemaError(
+        f"A record must be a dict, not {type(wrong).__name__}: {_cut(wrong)}",
+        remedy="Yield or return dicts; a function that yields must yield whole records.",
+    )
+
+
+def conform(table: pa.Table, pinned: pa.Schema | None) -> pa.Table:
+    """A table that the user's code made, with the pinned schema's columns, order and types.
+
+    >>> conform(pa.table({"b": [1], "a": [1]}), pa.schema({"a": pa.float64(), "b": pa.int64()})).schema
+    a: double
+    b: int64
+    """
+    table = table.replace_schema_metadata(None)
+    if pinned is None or table.schema.equals(pinned):
+        return table
+    extra = [name for name in table.schema.names if name not in pinned.names]
+    if extra:
+        raise SchemaError(
+            f"A table has the column {extra[0]!r}, which its schema does not.",
+            remedy="Declare schema= with this column on the operator that makes it.",
+        )
+    arrays, fields = [], []
+    for field in pinned:
+        if field.name not in table.schema.names:
+            arrays.append(pa.chunked_array([pa.nulls(table.num_rows, field.type)]))
+            fields.append(field)
+            continue
+        column = table.column(field.name)
+        if not column.type.equals(field.type):
+            column = _cast(column, field)
+        arrays.append(column)
+        fields.append(field.with_type(column.type))
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    if schemas.is_open(field.type):
+        return column
+    try:
+        return column.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise SchemaError(
+            f"Column {field.name!r} is {column.type} here and {field.type} in the schema: {error}",
+            remedy="Cast it in the function, or declare schema= with a wider type.",
+        ) from None
+
+
+def copy_value(value: Any) -> Any:
+    """A copy that shares no list or dict with the original."""
+    if isinstance(value, dict):
+        return {k: copy_value(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [copy_value(v) for v in value]
+    return value
+
+
+def _cut(value: Any, limit: int = 200) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,143 @@
+"""One driver's hand on a pipeline's log: takes the pipeline, writes plans and commits, reads them back.
+
+Whoever loses a race to create a record has been replaced and must end: `FencedError`.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from pathlib import Path
+
+import msgspec
+
+from holdfast.errors import DirectoryError, FencedError, IncompatibleError
+from holdfast.log.records import FORMAT, Commit, Generation, Identity, Plan
+from holdfast.log.store import LocalStore, LogStore
+
+_IDENTITY = "identity.json"
+
+
+def _numbered(folder: str, number: int) -> str:
+    return f"{folder}/{number:012d}.json"
+
+
+class Journal:
+    """The log of one pipeline's directory."""
+
+    def __init__(self, store: LogStore) -> None:
+        self._store = store
+        self.generation = 0
+
+    @staticmethod
+    def at(directory: str | Path) -> Journal:
+        """The log in a local directory."""
+        return Journal(LocalStore(Path(directory) / "log"))
+
+    # Who may write
+
+    def take(self, application: str = "") -> Generation:
+        """Become the newest generation. From here on every older driver loses its races."""
+        number = self.newest_generation() + 1
+        record = Generation(
+            number=number,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started_ms=int(time.time() * 1000),
+            token=secrets.token_hex(8),
+            application=application,
+        )
+        if not self._store.put_if_absent(_numbered("generations", number), msgspec.json.encode(record)):
+            raise FencedError(
+                f"Another driver became generation {number} at the same moment.", remedy="Start again if you meant to."
+            )
+        self.generation = number
+        return record
+
+    def newest_generation(self) -> int:
+        names = self._store.list("generations")
+        return int(names[-1].split(".")[0]) if names else 0
+
+    def read_generation(self, number: int) -> Generation | None:
+        data = self._store.get(_numbered("generations", number))
+        return None if data is None else msgspec.json.decode(data, type=Generation)
+
+    def check_fence(self) -> None:
+        """Raise if a newer generation exists."""
+        newest = self.newest_generation()
+        if newest > self.generation:
+            raise FencedError(
+                f"Generation {newest} has taken this pipeline over; this one was {self.generation}.",
+                remedy="Nothing to do: the newer driver goes on.",
+            )
+
+    # What it belongs to
+
+    def identity(self) -> Identity | None:
+        data = self._store.get(_IDENTITY)
+        if data is None:
+            return None
+        _refuse_the_future(data, _IDENTITY)
+        return msgspec.json.decode(data, type=Identity)
+
+    def create_identity(self, identity: Identity) -> None:
+        if not self._store.put_if_absent(_IDENTITY, msgspec.json.encode(identity)):
+            raise FencedError("Another driver made this directory its own at the same moment.")
+
+    # What an epoch reads
+
+    def put_plan(self, plan: Plan) -> None:
+        name = _plan_name(plan.epoch, plan.replan)
+        if not self._store.put_if_absent(name, msgspec.json.encode(plan)):
+            raise FencedError(f"Epoch {plan.epoch} was planned by another driver.", remedy="This one must end.")
+
+    def plan(self, epoch: int) -> Plan | None:
+        """The plan of an epoch that holds: its newest re-plan."""
+        found = None
+        for replan in range(1000):
+            data = self._store.get(_plan_name(epoch, replan))
+            if data is None:
+                return found
+            found = msgspec.json.decode(data, type=Plan)
+        return found
+
+    # What was decided
+
+    def put_commit(self, commit: Commit) -> None:
+        if not self._store.put_if_absent(_numbered("commits", commit.epoch), msgspec.json.encode(commit)):
+            raise FencedError(f"Epoch {commit.epoch} was decided by another driver.", remedy="This one must end.")
+
+    def commit(self, epoch: int) -> Commit | None:
+        data = self._store.get(_numbered("commits", epoch))
+        return None if data is None else msgspec.json.decode(data, type=Commit)
+
+    def last_epoch(self) -> int:
+        """The newest decided epoch; 0 where there is none."""
+        names = self._store.list("commits")
+        return int(names[-1].split(".")[0]) if names else 0
+
+    # A person's wish
+
+    def ask_to_stop(self) -> None:
+        """Ask the newest generation to finish its epoch and stop."""
+        self._store.put_if_absent(_numbered("stops", self.newest_generation()), b"{}")
+
+    def asked_to_stop(self) -> bool:
+        return self._store.get(_numbered("stops", self.generation)) is not None
+
+
+def _plan_name(epoch: int, replan: int) -> str:
+    return f"plans/{epoch:012d}-{replan:03d}.json"
+
+
+def _refuse_the_future(data: bytes, name: str) -> None:
+    found = msgspec.json.decode(data)
+    if not isinstance(found, dict) or "format" not in found:
+        raise DirectoryError(f"{name} is not a record of holdfast.")
+    if found["format"] > FORMAT:
+        raise IncompatibleError(
+            f"{name} has format {found['format']}; this version knows formats up to {FORMAT}.",
+            remedy="Run it with the holdfast that wrote it, or a newer one.",
+        )

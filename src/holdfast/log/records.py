@@ -1,0 +1,93 @@
+"""The records of the log: who may write, what an epoch reads, what it wrote. Plain data, with versions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from holdfast.io.base import Range, StagedFile
+from holdfast.state.shard import Sealed
+
+FORMAT = 1
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """What a directory belongs to: the pipeline's name, its operators with state, and what is fixed for life."""
+
+    name: str
+    key_groups: int
+    parallelism: int
+    backend: str
+    operators: dict[str, dict[str, Any]]
+    """Each uid that has something stored: its kind, its states' types, a source's or sink's kind."""
+    format: int = FORMAT
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """One life of a driver."""
+
+    number: int
+    host: str
+    pid: int
+    started_ms: int
+    token: str
+    application: str = ""
+    format: int = FORMAT
+
+
+class PlannedRange(msgspec.Struct, frozen=True):
+    """A range of a source, as a plan fixes it. `ordinal` is its place in the order of the epoch."""
+
+    ordinal: int
+    source: str
+    piece: Range
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What epoch t reads and which clock it sees. Once it exists, the epoch is a fact."""
+
+    epoch: int
+    generation: int
+    now_ms: int
+    tasks: list[list[PlannedRange]]
+    """The ranges of each source task."""
+    positions: dict[str, Any]
+    """Where each source stands after this epoch."""
+    schemas: dict[str, str]
+    """The schemas that were pinned before it, by edge."""
+    exhausted: list[str] = []
+    replan: int = 0
+    format: int = FORMAT
+
+    @property
+    def ranges(self) -> list[PlannedRange]:
+        return sorted((r for task in self.tasks for r in task), key=lambda r: r.ordinal)
+
+
+class ShardCommit(msgspec.Struct, frozen=True):
+    """The winning attempt of a shard: its version, and the host that has it."""
+
+    sealed: Sealed
+    host: str
+    executor: str
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """The decision on epoch t: which attempts won, and what they wrote."""
+
+    epoch: int
+    generation: int
+    shards: dict[str, list[ShardCommit]]
+    """By uid of the keyed stage, in the order of shards."""
+    sinks: dict[str, list[StagedFile]]
+    """By uid of the sink, in the order of tasks."""
+    schemas: dict[str, str]
+    records_in: int = 0
+    records_out: dict[str, int] = {}
+    bad_records: dict[str, int] = {}
+    published: int = 0
+    """Every epoch up to this one was published when this record was made."""
+    took_ms: float = 0.0
+    replan: int = 0
+    format: int = FORMAT

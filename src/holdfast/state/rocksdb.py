@@ -1,0 +1,349 @@
+"""State in RocksDB on the host's disk, for state bigger than memory.
+
+Each worker works on a database of its own: a clone, by hard links, of the newest base (a RocksDB
+checkpoint, never changed), brought up to date from the deltas after it. An epoch's changes stay in the
+overlay until they are decided, so the database only ever holds what was committed. A new base is made
+when the deltas since the last one pass a size.
+
+An entry's key is
+
+    key group (2 bytes) · state (1 byte) · key (MessagePack) [· place (8 bytes) or inner key (MessagePack)]
+
+and, for states with a TTL, a second one under the reserved group 0xffff orders entries by the time they
+were written, so that expiry reads what expires.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import psutil
+import pyarrow as pa
+import rocksdict as rd
+
+from holdfast.data.rows import column_values
+from holdfast.state import codec
+from holdfast.state.keygroups import key_groups
+from holdfast.state.shard import Place, ShardState
+from holdfast.state.tables import (
+    GONE,
+    MISSING,
+    EntryTable,
+    Table,
+    TableSpec,
+    ValueTable,
+    decode_values,
+    key_columns,
+    keys_of,
+    order_bytes,
+)
+from holdfast.state.versions import Damaged, Manifest
+
+BASE_AFTER_BYTES = 32 << 20
+BASE_AFTER_DELTAS = 100
+_TIME_GROUP = b"\xff\xff"
+_AT = struct.Struct(">Q")
+_PLACE = struct.Struct(">q")
+
+
+class _Values(ValueTable):
+    """One value for each key, looked up for the keys of an epoch at once."""
+
+    def __init__(self, spec: TableSpec, number: int, state: RocksState) -> None:
+        super().__init__(spec)
+        self.number = number
+        self._state = state
+        self.decode = codec.decoder(spec)
+        self.count = 0
+
+    def prefetch_groups(self, keys: list[Any], groups: list[int]) -> None:
+        wanted = [k for k in keys if k not in self.view]
+        names = [entry_key(g, self.number, k) for k, g in zip(keys, groups, strict=True) if k not in self.view]
+        found = self._state.db.get(names)
+        skip = 8 if self.spec.ttl_ms is not None else 0
+        decode = self.decode
+        self.view.update((k, decode(v[skip:])) for k, v in zip(wanted, found, strict=True) if v is not None)
+
+    def live(self) -> int:
+        new = sum(1 if v is not GONE else -1 for k, v in self.changes.items() if (k in self.view) == (v is GONE))
+        return self.count + new
+
+
+class _Entries(EntryTable):
+    """Entries under each key, looked up one by one or by a scan of their common prefix."""
+
+    def __init__(self, spec: TableSpec, number: int, state: RocksState) -> None:
+        super().__init__(spec)
+        self.number = number
+        self._state = state
+        self.decode = codec.decoder(spec)
+        assert spec.sub_type is not None
+        self.decode_sub = _decode_place if spec.kind == "list" else codec.key_decoder(spec.sub_type)
+        self._skip = 8 if spec.ttl_ms is not None else 0
+
+    def sub_bytes(self, sub: Any) -> bytes:
+        return _PLACE.pack(sub) if self.spec.kind == "list" else codec.encode(sub)
+
+    def committed(self, key: Any) -> dict[Any, Any]:
+        prefix = entry_key(self._state.group, self.number, key)
+        scanned = scan(self._state.db, prefix)
+        return {self.decode_sub(k[len(prefix) :]): self.decode(v[self._skip :]) for k, v in scanned}
+
+    def committed_entry(self, key: Any, sub: Any) -> Any:
+        stored = self._state.db.get(entry_key(self._state.group, self.number, key) + self.sub_bytes(sub))
+        return MISSING if stored is None else self.decode(stored[self._skip :])
+
+    def live(self) -> int:
+        return 0
+
+
+def _decode_place(data: bytes) -> int:
+    return int(_PLACE.unpack(data)[0])
+
+
+def entry_key(group: int, number: int, key: Any) -> bytes:
+    """Where a key's entry stands. MessagePack delimits itself: no key is a prefix of another."""
+    return group.to_bytes(2, "big") + bytes((number,)) + codec.encode(key)
+
+
+def scan(db: rd.Rdict, prefix: bytes, end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+    """Entries that start with a prefix, or that stand between it and `end`, in order."""
+    cursor = db.iter()
+    cursor.seek(prefix)
+    while cursor.valid():
+        key = cursor.key()
+        if (end is None and not key.startswith(prefix)) or (end is not None and key >= end):
+            return
+        yield key, cursor.value()
+        cursor.next()
+
+
+class RocksState(ShardState):
+    """A shard's states in RocksDB."""
+
+    def __init__(self, place: Place, specs: Sequence[TableSpec]) -> None:
+        self._numbers = {s.name: n for n, s in enumerate(specs)}
+        super().__init__(place, specs)
+        self._work: Path | None = None
+        self._db: rd.Rdict | None = None
+        self._sweep()
+
+    @property
+    def db(self) -> rd.Rdict:
+        """The database of this worker, opened when it is first needed."""
+        if self._db is None:
+            self._open(None)
+        assert self._db is not None
+        return self._db
+
+    def _new_table(self, spec: TableSpec) -> Table:
+        number = self._numbers[spec.name]
+        return _Values(spec, number, self) if spec.kind == "value" else _Entries(spec, number, self)
+
+    def prefetch(self, keys: list[Any], groups: npt.NDArray[np.uint16]) -> None:
+        distinct = dict(zip(keys, groups.tolist(), strict=True))
+        for table in self.tables.values():
+            if isinstance(table, _Values):
+                table.prefetch_groups(list(distinct), list(distinct.values()))
+
+    def _sweep(self) -> None:
+        """Remove the databases of workers that are gone."""
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self._folder.path):
+                if name.startswith("w-") and not psutil.pid_exists(int(name.split("-")[1])):
+                    shutil.rmtree(self._folder.path / name, ignore_errors=True)
+
+    def _open(self, base: Path | None) -> None:
+        self.close()
+        self._work = self._folder.path / f"w-{os.getpid()}-{secrets.token_hex(4)}"
+        os.makedirs(self._folder.path, exist_ok=True)
+        if base is not None:
+            clone(base, self._work)
+        self._db = rd.Rdict(str(self._work), options=_options(self.place.rocksdb_cache_bytes))
+        without_log = rd.WriteOptions()
+        without_log.disable_wal = True
+        self._db.set_write_options(without_log)
+
+    def close(self) -> None:
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+        if self._work is not None:
+            shutil.rmtree(self._work, ignore_errors=True)
+            self._work = None
+
+    def _reset(self) -> None:
+        self.close()
+        self.tables.update({s.name: self._new_table(s) for s in self.specs})
+
+    def _load(self, manifest: Manifest) -> None:
+        base = self._folder.path / manifest.base if manifest.base else None
+        if base is not None and not base.exists():
+            raise Damaged(f"{manifest.base} is missing")
+        self._open(base)
+        for file in manifest.files:
+            for name, rows in self._folder.read(file).items():
+                table = self.tables.get(name)
+                if isinstance(table, (_Values, _Entries)):
+                    self._apply(table, rows)
+        for table in self.tables.values():
+            if isinstance(table, _Values):
+                table.count = manifest.live.get(table.spec.name, 0)
+
+    def _apply(self, table: _Values | _Entries, rows: pa.Table) -> None:
+        """Stored rows into the database, in their order."""
+        live, values = column_values(rows["live"]), decode_values(rows["value"], table.spec)
+        subs = column_values(rows["sub"]) if "sub" in rows.schema.names else [MISSING] * len(live)
+        ats = column_values(rows["at"]) if "at" in rows.schema.names else [0] * len(live)
+        keys = keys_of(rows)
+        groups = self._groups(keys)
+        batch = rd.WriteBatch(raw_mode=True)
+        for key, group, sub, value, alive, at in zip(keys, groups, subs, values, live, ats, strict=True):
+            name = entry_key(group, table.number, key)
+            if sub is None and not alive and isinstance(table, _Entries):
+                self.db.write(batch)
+                batch = rd.WriteBatch(raw_mode=True)
+                for stored, _ in list(scan(self.db, name)):
+                    batch.delete(stored)
+                continue
+            if isinstance(table, _Entries):
+                name += table.sub_bytes(sub)
+            self._put(batch, table, name, key, sub, value if alive else GONE, at)
+        self.db.write(batch)
+
+    def _put(
+        self, batch: rd.WriteBatch, table: _Values | _Entries, name: bytes, key: Any, sub: Any, value: Any, at_ms: int
+    ) -> None:
+        if value is GONE:
+            batch.delete(name)
+        elif table.spec.ttl_ms is None:
+            batch.put(name, codec.encode(value))
+        else:
+            at = _AT.pack(at_ms)
+            batch.put(name, at + codec.encode(value))
+            entry = key if sub is MISSING else (key, sub)
+            batch.put(_TIME_GROUP + bytes((table.number,)) + at + order_bytes(entry), name)
+
+    def _groups(self, keys: list[Any]) -> list[int]:
+        if not keys:
+            return []
+        columns = key_columns(keys, self.key_types, self.place.uid)
+        return key_groups(columns, self.place.key_groups).tolist()  # type: ignore[no-any-return]
+
+    def _absorb(self, now_ms: int) -> None:
+        for table in self.tables.values():
+            if isinstance(table, _Values):
+                table.count = table.live()
+                self._absorb_values(table, now_ms)
+            elif isinstance(table, _Entries):
+                self._absorb_entries(table, now_ms)
+        self._rebase()
+
+    def _absorb_values(self, table: _Values, now_ms: int) -> None:
+        batch = rd.WriteBatch(raw_mode=True)
+        for (key, value), group in zip(table.changes.items(), self._groups(list(table.changes)), strict=True):
+            self._put(batch, table, entry_key(group, table.number, key), key, MISSING, value, now_ms)
+        self.db.write(batch)
+        table.changes, table.view = {}, {}
+
+    def _absorb_entries(self, table: _Entries, now_ms: int) -> None:
+        batch = rd.WriteBatch(raw_mode=True)
+        for (key, own), group in zip(table.changes.items(), self._groups(list(table.changes)), strict=True):
+            prefix = entry_key(group, table.number, key)
+            if key in table.cleared:
+                for stored, _ in scan(self.db, prefix):
+                    batch.delete(stored)
+            for sub, value in own.items():
+                self._put(batch, table, prefix + table.sub_bytes(sub), key, sub, value, now_ms)
+        self.db.write(batch)
+        table.changes, table.cleared = {}, set()
+
+    def _drop_overlays(self) -> None:
+        super()._drop_overlays()
+        for table in self.tables.values():
+            if isinstance(table, _Values):
+                table.view = {}
+
+    def _rebase(self) -> None:
+        """Make what is committed the new base, once the deltas since the last one are many or large."""
+        manifest = self._pending
+        if manifest is None or (
+            manifest.size_bytes < BASE_AFTER_BYTES and len(manifest.files) < BASE_AFTER_DELTAS
+        ):
+            return
+        name = f"b-{manifest.epoch}-{secrets.token_hex(6)}"
+        rd.Checkpoint(self.db).create_checkpoint(str(self._folder.path / name))
+        self._pending = msgspec.structs.replace(manifest, base=name, files=[])
+
+    def _harvest(self) -> None:
+        """Deltas are not merged here: they end in the next base."""
+
+    def _expire(self, now_ms: int) -> None:
+        for table in self.tables.values():
+            if table.spec.ttl_ms is None or self._db is None:
+                continue
+            assert isinstance(table, (_Values, _Entries))
+            start = _TIME_GROUP + bytes((table.number,))
+            end = start + _AT.pack(max(0, now_ms - table.spec.ttl_ms) + 1)
+            batch, due = rd.WriteBatch(raw_mode=True), {}
+            for time_key, name in scan(self._db, start, end):
+                stored = self._db.get(name)
+                if stored is not None and stored[:8] == time_key[3:11]:
+                    due[time_key[11:]] = None
+                else:
+                    batch.delete(time_key)
+            self._db.write(batch)
+            decode = codec.entry_decoder(self.key_types, table.spec)
+            for entry in sorted(due):
+                self._forget(table, decode(entry))
+
+    def _forget(self, table: _Values | _Entries, entry: Any) -> None:
+        if isinstance(table, _Values):
+            table.changes[entry] = GONE
+            table.view.setdefault(entry, None)
+        else:
+            key, sub = entry
+            table.put(key, sub, GONE)
+
+    def _live(self) -> dict[str, int]:
+        return {n: t.live() for n, t in self.tables.items() if isinstance(t, _Values)}
+
+
+def clone(base: Path, into: Path) -> None:
+    """A database of one's own that shares its immutable files with the base."""
+    os.makedirs(into)
+    for file in base.iterdir():
+        if file.suffix == ".sst":
+            os.link(file, into / file.name)
+        elif file.name != "LOCK":
+            shutil.copy(file, into / file.name)
+
+
+def _options(cache_bytes: int) -> rd.Options:
+    options = rd.Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_write_buffer_size(max(cache_bytes // 4, 4 << 20))
+    options.set_max_write_buffer_number(2)
+    options.set_compression_type(rd.DBCompressionType.lz4())
+    options.set_max_background_jobs(2)
+    options.set_keep_log_file_num(1)
+    options.set_stats_dump_period_sec(0)
+    options.set_max_open_files(256)
+    table = rd.BlockBasedOptions()
+    table.set_block_cache(rd.Cache(max(cache_bytes // 2, 8 << 20)))
+    table.set_bloom_filter(10, False)
+    table.set_cache_index_and_filter_blocks(True)
+    table.set_pin_l0_filter_and_index_blocks_in_cache(True)
+    table.set_format_version(5)
+    options.set_block_based_table_factory(table)
+    return options

@@ -1,0 +1,236 @@
+"""The state of one shard in one worker: at which version it stands, and how it gets to the next.
+
+    committed t-1 ── begin ──> standing at t-1 ── handles write ──> overlay ── seal ──> sealed t (pending)
+         ^                                                                                   |
+         └───────────── begin with the stamp of t: absorbed; with another: dropped ──────────┘
+
+Memory is a cache: it is believed only if its stamp is the committed one. Otherwise the version is read
+from the host's disk, and where the disk lacks it, `begin` says so and changes nothing. Both backends keep
+to this file and to one test suite; they differ in what stands behind a table.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from holdfast.data import schemas
+from holdfast.state import versions
+from holdfast.state.tables import EntryTable, Table, TableSpec, ValueTable
+from holdfast.state.versions import Damaged, Folder, Manifest
+
+EMPTY = ""
+"""The stamp of a version in which nothing has happened yet."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Which shard this is and what it may use."""
+
+    uid: str
+    shard: int
+    folder: str
+    key_groups: int
+    heap_limit_bytes: int = 4 << 30
+    rocksdb_cache_bytes: int = 64 << 20
+
+
+class Sealed(msgspec.Struct, frozen=True):
+    """A version as its shard reports it: the stamp, its size, and a digest of what the epoch changed."""
+
+    stamp: str
+    digest: int
+    delta_bytes: int
+    size_bytes: int
+    live: dict[str, int]
+    files: int
+
+
+class ShardState(abc.ABC):
+    """The states of one shard, at one version."""
+
+    def __init__(self, place: Place, specs: Sequence[TableSpec]) -> None:
+        self.place = place
+        self.specs = list(specs)
+        self.group = 0
+        """The key group whose records are being processed; backends that look keys up need it."""
+        self.key_types: list[pa.DataType] = []
+        self.tables: dict[str, Table] = {s.name: self._new_table(s) for s in specs}
+        self.reloads = 0
+        self._folder = Folder(Path(place.folder))
+        self._at: Manifest | None = None
+        self._standing = EMPTY
+        self._pending: Manifest | None = None
+        self._merging: _Merging | None = None
+        self._sealed_at_ms = 0
+
+    @abc.abstractmethod
+    def _new_table(self, spec: TableSpec) -> Table:
+        """An empty table of this backend."""
+
+    @abc.abstractmethod
+    def _reset(self) -> None:
+        """Forget everything: stand at the empty version."""
+
+    @abc.abstractmethod
+    def _load(self, manifest: Manifest) -> None:
+        """Stand at a version that the disk has; raises Damaged."""
+
+    @abc.abstractmethod
+    def _absorb(self, now_ms: int) -> None:
+        """Make the overlays part of what is committed."""
+
+    @abc.abstractmethod
+    def _expire(self, now_ms: int) -> None:
+        """Put into the overlays that what outlived its TTL is gone."""
+
+    @abc.abstractmethod
+    def _live(self) -> dict[str, int]:
+        """Entries of each state, the overlays included."""
+
+    def prefetch(self, keys: list[Any], groups: npt.NDArray[np.uint16]) -> None:
+        """Have the values of these keys at hand."""
+        return
+
+    def check_memory(self) -> None:
+        """Raise before the operating system kills."""
+        return
+
+    def close(self) -> None:
+        """Let go of files and threads."""
+        return
+
+    def begin(self, committed: str, now_ms: int) -> bool:
+        """Stand at the committed version and let expire what is due. False: this host lacks it."""
+        if not self._stand_at(committed):
+            return False
+        self._harvest()
+        self._expire(now_ms)
+        return True
+
+    def _stand_at(self, committed: str) -> bool:
+        if self._pending is not None and self._pending.stamp == committed:
+            self._absorb(self._sealed_at_ms)
+            self._stands(self._pending)
+            return True
+        self._drop_overlays()
+        if self._standing == committed:
+            return True
+        if committed == EMPTY:
+            self._reset()
+            self._standing, self._at = EMPTY, None
+            return True
+        return self._reload(committed)
+
+    def _reload(self, committed: str) -> bool:
+        manifest = self._folder.manifest(committed)
+        if manifest is None:
+            return False
+        self._reset()
+        self._standing = "?"
+        self.key_types = [schemas.from_text(t).field(0).type for t in manifest.key_types]
+        try:
+            self._load(manifest)
+        except Damaged:
+            return False
+        self.reloads += 1
+        self._stands(manifest)
+        return True
+
+    def _stands(self, manifest: Manifest) -> None:
+        self._at, self._standing, self._pending = manifest, manifest.stamp, None
+        own = (self._merging.result.name,) if self._merging and self._merging.result else ()
+        self._folder.collect(manifest, own)
+
+    def _drop_overlays(self) -> None:
+        self._pending = None
+        for table in self.tables.values():
+            table.changes = {}
+            if isinstance(table, EntryTable):
+                table.cleared = set()
+
+    def seal(self, stamp: str, epoch: int, now_ms: int) -> Sealed:
+        """Write what this attempt changed as the version `stamp`. The overlay stays until the decision."""
+        before = self._at
+        files = [] if before is None else list(before.files)
+        changed = {}
+        for name, table in self.tables.items():
+            rows = table.to_arrow(self.key_types, now_ms, self.place.uid) if self.key_types else None
+            if rows is not None:
+                changed[name] = rows
+        if not changed:
+            return self._report(before, 0, 0)
+        os.makedirs(self._folder.path, exist_ok=True)
+        delta = self._folder.write_delta(f"d-{stamp}.delta", changed)
+        self._sealed_at_ms = now_ms
+        self._pending = Manifest(
+            stamp=stamp,
+            epoch=epoch,
+            key_types=[schemas.to_text(pa.schema([pa.field("k", t)])) for t in self.key_types],
+            files=[*files, delta],
+            base=None if before is None else before.base,
+            live=self._live(),
+        )
+        self._folder.write_manifest(self._pending)
+        return self._report(self._pending, delta.crc32, delta.size_bytes)
+
+    def _report(self, manifest: Manifest | None, digest: int, delta_bytes: int) -> Sealed:
+        if manifest is None:
+            return Sealed(EMPTY, digest, delta_bytes, 0, {}, 0)
+        return Sealed(
+            manifest.stamp, digest, delta_bytes, manifest.size_bytes, manifest.live, len(manifest.files)
+        )
+
+    def _harvest(self) -> None:
+        """Take over a merge that has finished, and start the next one that is due."""
+        if self._at is None:
+            return
+        merging = self._merging
+        if merging is not None:
+            if merging.is_alive():
+                return
+            self._merging = None
+            if merging.result is not None:
+                self._at = msgspec.structs.replace(self._at, files=merging.replaced(self._at.files))
+        due = versions.pick_merge(self._at.files)
+        if due is not None:
+            start, end = due
+            self._merging = _Merging(self._folder, self._at.files[start:end], start == 0 and not self._at.base, self._at.epoch)
+            self._merging.start()
+
+
+class _Merging(threading.Thread):
+    """A merge of neighbouring deltas beside the epochs; its result is used from the next epoch on."""
+
+    def __init__(self, folder: Folder, files: Sequence[versions.DeltaFile], oldest: bool, epoch: int) -> None:
+        super().__init__(daemon=True, name="holdfast-merge")
+        self._folder, self._files, self._oldest, self._epoch = folder, list(files), oldest, epoch
+        self.result: versions.DeltaFile | None = None
+
+    def run(self) -> None:
+        try:
+            self.result = versions.merge_files(self._folder, self._files, oldest=self._oldest, epoch=self._epoch)
+        except (Damaged, OSError, pa.ArrowException):
+            self.result = None  # nothing is lost: the parts stay, and the next epoch tries again
+
+    def replaced(self, files: list[versions.DeltaFile]) -> list[versions.DeltaFile]:
+        """The list with the merged file in place of its parts; unchanged where they are not there any more."""
+        parts = [f.name for f in self._files]
+        names = [f.name for f in files]
+        for start in range(len(names) - len(parts) + 1):
+            if names[start : start + len(parts)] == parts and self.result is not None:
+                return [*files[:start], self.result, *files[start + len(parts) :]]
+        return files
+
+
+def value_tables(state: ShardState) -> list[ValueTable]:
+    """The tables that hold one value for each key."""
+    return [t for t in state.tables.values() if isinstance(t, ValueTable)]

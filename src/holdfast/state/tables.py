@@ -1,0 +1,241 @@
+"""A state of one shard while an epoch is applied: what was committed, and the changes of this attempt.
+
+The changes are an overlay: nothing that was committed is touched before the driver's decision is known.
+A table is filled by a backend, read and written by handles, and sealed into Arrow rows (`to_arrow`):
+
+    key columns k0, k1, …   [sub]   value   live   [at]
+
+`sub` is a map's inner key or a list's place; a row with `live` false forgets, and with a null `sub` as
+well it forgets everything under its key. `at` is when the value was written, where the state has a TTL.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from holdfast.data.rows import column_values
+from holdfast.errors import StateError
+
+
+class _Gone:
+    def __repr__(self) -> str:
+        return "GONE"
+
+    def __reduce__(self) -> str:
+        return "GONE"
+
+
+GONE: Any = _Gone()
+"""In an overlay: this was forgotten."""
+
+MISSING: Any = object()
+"""From a look-up: there is nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TableSpec:
+    """What a state is: name, kind, types. `tuples`: values are tuples (of an aggregate), stored as structs."""
+
+    name: str
+    kind: str
+    value_type: pa.DataType
+    sub_type: pa.DataType | None = None
+    ttl_ms: int | None = None
+    default: Any = None
+    tuples: bool = False
+
+
+class ValueTable:
+    """One value for each key."""
+
+    def __init__(self, spec: TableSpec) -> None:
+        self.spec = spec
+        self.view: dict[Any, Any] = {}
+        self.changes: dict[Any, Any] = {}
+
+    def prefetch(self, keys: Iterable[Any]) -> None:
+        """Have `view` hold what is committed for these keys. The heap has all of them anyway."""
+
+    def get(self, key: Any) -> Any:
+        """The value of a key as this attempt sees it, or MISSING."""
+        value = self.changes.get(key, MISSING)
+        if value is MISSING:
+            value = self.view.get(key, MISSING)
+        return MISSING if value is GONE else value
+
+    def to_arrow(self, key_types: Sequence[pa.DataType], now_ms: int, uid: str) -> pa.Table | None:
+        """The changes as rows, and the overlay normalised to exactly what a reload would read."""
+        if not self.changes:
+            return None
+        keys, values = list(self.changes), list(self.changes.values())
+        gone = [v is GONE for v in values] if GONE in values or any(v is GONE for v in values) else None
+        if gone is not None:
+            blank = (None,) * self.spec.value_type.num_fields if self.spec.tuples else None
+            values = [blank if dead else v for v, dead in zip(values, gone, strict=True)]
+        array = encode_values(values, self.spec, keys, uid)
+        normal = decode_values(array, self.spec)
+        if gone is not None:
+            normal = [GONE if dead else v for v, dead in zip(normal, gone, strict=True)]
+        self.changes = dict(zip(keys, normal, strict=True))
+        live = pa.array([True] * len(keys)) if gone is None else pa.array([not dead for dead in gone])
+        return _rows(key_columns(keys, key_types, uid), None, array, live, self.spec, now_ms)
+
+
+class EntryTable:
+    """A map of entries for each key: `MapState` by inner key, `ListState` by place."""
+
+    def __init__(self, spec: TableSpec) -> None:
+        self.spec = spec
+        self.changes: dict[Any, dict[Any, Any]] = {}
+        self.cleared: set[Any] = set()
+
+    def committed(self, key: Any) -> dict[Any, Any]:
+        """The committed entries of a key. Not to be changed by the caller."""
+        raise NotImplementedError
+
+    def committed_entry(self, key: Any, sub: Any) -> Any:
+        """One committed entry, or MISSING."""
+        return self.committed(key).get(sub, MISSING)
+
+    def get(self, key: Any, sub: Any) -> Any:
+        """One entry as this attempt sees it, or MISSING."""
+        own = self.changes.get(key)
+        if own is not None:
+            value = own.get(sub, MISSING)
+            if value is not MISSING:
+                return MISSING if value is GONE else value
+        return MISSING if key in self.cleared else self.committed_entry(key, sub)
+
+    def entries(self, key: Any) -> list[tuple[Any, Any]]:
+        """All entries of a key as this attempt sees them, sorted by inner key or place."""
+        seen = {} if key in self.cleared else dict(self.committed(key))
+        seen.update(self.changes.get(key, {}))
+        return sorted((s, v) for s, v in seen.items() if v is not GONE) if _sortable(seen) else _by_text(seen)
+
+    def put(self, key: Any, sub: Any, value: Any) -> None:
+        self.changes.setdefault(key, {})[sub] = value
+
+    def clear(self, key: Any) -> None:
+        self.cleared.add(key)
+        self.changes[key] = {}
+
+    def to_arrow(self, key_types: Sequence[pa.DataType], now_ms: int, uid: str) -> pa.Table | None:
+        """The changes as rows, and the overlay normalised to exactly what a reload would read."""
+        keys: list[Any] = []
+        subs: list[Any] = []
+        values: list[Any] = []
+        live: list[bool] = []
+        for key, own in self.changes.items():
+            if key in self.cleared:
+                keys.append(key)
+                subs.append(None)
+                values.append(None)
+                live.append(False)
+            for sub, value in own.items():
+                keys.append(key)
+                subs.append(sub)
+                values.append(None if value is GONE else value)
+                live.append(value is not GONE)
+        if not keys:
+            return None
+        array = encode_values(values, self.spec, keys, uid)
+        assert self.spec.sub_type is not None
+        inner = _array(subs, self.spec.sub_type, self.spec, keys, uid)
+        rebuilt: dict[Any, dict[Any, Any]] = {key: {} for key in self.changes}
+        for key, sub, value, alive in zip(keys, column_values(inner), decode_values(array, self.spec), live, strict=True):
+            if sub is not None or key not in self.cleared:
+                rebuilt[key][sub] = value if alive else GONE
+        self.changes = rebuilt
+        return _rows(key_columns(keys, key_types, uid), inner, array, pa.array(live), self.spec, now_ms)
+
+
+Table = ValueTable | EntryTable
+
+
+def _sortable(seen: dict[Any, Any]) -> bool:
+    kinds = {type(s) for s in seen}
+    return len(kinds) == 1 and kinds <= {int, str, bytes, float, bool}
+
+
+def _by_text(seen: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    return [(s, v) for s, v in sorted(seen.items(), key=lambda item: repr(item[0])) if v is not GONE]
+
+
+def _rows(
+    keys: list[pa.Array], sub: pa.Array | None, value: pa.Array, live: pa.Array, spec: TableSpec, now_ms: int
+) -> pa.Table:
+    names = [f"k{i}" for i in range(len(keys))]
+    arrays = list(keys)
+    if sub is not None:
+        names.append("sub")
+        arrays.append(sub)
+    names += ["value", "live"]
+    arrays += [value, live]
+    if spec.ttl_ms is not None:
+        names.append("at")
+        arrays.append(pa.array([now_ms] * len(value), pa.int64()))
+    return pa.Table.from_arrays(arrays, names=names)
+
+
+def key_columns(keys: list[Any], types: Sequence[pa.DataType], uid: str) -> list[pa.Array]:
+    """Keys as Arrow columns: one, or one for each part of a tuple."""
+    if len(types) == 1:
+        return [pa.array(keys, type=types[0])]
+    return [pa.array(list(part), type=t) for part, t in zip(zip(*keys, strict=True), types, strict=True)]
+
+
+def keys_of(table: pa.Table) -> list[Any]:
+    """The keys of stored rows as Python values: tuples where the key has several columns."""
+    columns = [column_values(table.column(n)) for n in table.schema.names if n[0] == "k" and n[1:].isdigit()]
+    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+
+def encode_values(values: list[Any], spec: TableSpec, keys: list[Any], uid: str) -> pa.Array:
+    """Values as an Arrow array of the declared type, or an error that names state, key and value."""
+    if spec.tuples:
+        fields = [spec.value_type.field(i) for i in range(spec.value_type.num_fields)]
+        columns = zip(*values, strict=True)
+        return pa.StructArray.from_arrays(
+            [_array(list(c), f.type, spec, keys, uid) for c, f in zip(columns, fields, strict=True)], fields=fields
+        )
+    return _array(values, spec.value_type, spec, keys, uid)
+
+
+def _array(values: list[Any], kind: pa.DataType, spec: TableSpec, keys: list[Any], uid: str) -> pa.Array:
+    wrong = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, TypeError)
+    try:
+        return pa.array(values, type=kind)
+    except wrong as error:
+        for key, value in zip(keys, values, strict=True):
+            try:
+                pa.array([value], type=kind)
+            except wrong:
+                raise StateError(
+                    f"State {spec.name!r} is declared as {kind}, but key {key!r} was given {value!r}.",
+                    uid=uid,
+                    remedy="Convert the value before you store it, or declare the state with a type that fits.",
+                ) from None
+        raise StateError(f"State {spec.name!r} can't be stored: {error}", uid=uid) from None
+
+
+def decode_values(array: pa.Array | pa.ChunkedArray, spec: TableSpec) -> list[Any]:
+    """Stored values as Python values."""
+    if not spec.tuples:
+        return column_values(array)
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+        array = pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
+    return list(zip(*(column_values(c) for c in array.flatten()), strict=True))
+
+
+def order_bytes(key: Any) -> bytes:
+    """Bytes that order keys the same everywhere."""
+    return _ENCODE(key)
+
+
+_ENCODE: Callable[[Any], bytes] = msgspec.msgpack.Encoder(decimal_format="string").encode

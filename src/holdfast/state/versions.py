@@ -1,0 +1,225 @@
+"""Versions on the host's disk: immutable delta files, the manifest that names them, and their merging.
+
+A shard's folder holds
+
+    d-<epoch>-<attempt>.delta    the changes of one epoch, by one attempt
+    m-<epoch>-<random>.delta     several deltas merged into one, in the background
+    b-<epoch>-<random>/          a RocksDB checkpoint (backend `rocksdb` only)
+    v-<epoch>-<attempt>.json     the manifest: version = base, then these deltas in this order
+
+A manifest is written last. Nothing here is synced: a version is a cache of what plans and checkpoints
+can re-create, and every file is checked against its checksum when it is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import time
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+MAGIC = b"HFD1"
+FAN = 8
+"""So many neighbours of one level are merged into one of the next."""
+MERGED_GRACE_S = 600.0
+
+
+class DeltaFile(msgspec.Struct, frozen=True):
+    """A delta file as a manifest names it."""
+
+    name: str
+    size_bytes: int
+    crc32: int
+    rows: int
+    level: int = 0
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a version consists of. `live` counts the entries of each state."""
+
+    stamp: str
+    epoch: int
+    key_types: list[str]
+    files: list[DeltaFile]
+    base: str | None = None
+    live: dict[str, int] = {}
+    format: int = 1
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(f.size_bytes for f in self.files)
+
+
+class Damaged(Exception):
+    """A file of a version is missing or is not what its manifest says."""
+
+
+def delta_bytes(tables: dict[str, pa.Table]) -> bytes:
+    """Tables as the bytes of a delta file: Arrow streams, then an index, its length and its checksum."""
+    parts, index, at = [MAGIC], [], len(MAGIC)
+    for name, table in tables.items():
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table.combine_chunks())
+        part = sink.getvalue()
+        parts.append(part)
+        index.append((name, at, part.size))
+        at += part.size
+    footer = msgspec.msgpack.encode(index)
+    parts += [footer, len(footer).to_bytes(4, "little")]
+    return b"".join(parts)
+
+
+def read_delta(data: pa.Buffer | bytes) -> dict[str, pa.Table]:
+    """The tables of a delta file."""
+    view = memoryview(data)
+    length = int.from_bytes(view[-4:], "little")
+    index = msgspec.msgpack.decode(view[-4 - length : -4], type=list[tuple[str, int, int]])
+    buffer = pa.py_buffer(data)
+    return {name: pa.ipc.open_stream(buffer.slice(at, size)).read_all() for name, at, size in index}
+
+
+class Folder:
+    """One shard's folder on this host."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write_delta(self, name: str, tables: dict[str, pa.Table], level: int = 0) -> DeltaFile:
+        """Write a delta under a name that is ours alone."""
+        data = delta_bytes(tables)
+        with open(self.path / name, "wb") as file:
+            file.write(data)
+        rows = sum(t.num_rows for t in tables.values())
+        return DeltaFile(name, len(data), zlib.crc32(data), rows, level)
+
+    def read(self, file: DeltaFile) -> dict[str, pa.Table]:
+        """A delta's tables, checked against size and checksum."""
+        try:
+            data = (self.path / file.name).read_bytes()
+        except FileNotFoundError:
+            raise Damaged(f"{file.name} is missing") from None
+        if len(data) != file.size_bytes or zlib.crc32(data) != file.crc32:
+            raise Damaged(f"{file.name} is not what was written")
+        return read_delta(data)
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Write the manifest of a version: from here on it exists."""
+        temporary = self.path / f".v-{manifest.stamp}.{secrets.token_hex(4)}"
+        temporary.write_bytes(msgspec.json.encode(manifest))
+        os.replace(temporary, self.path / f"v-{manifest.stamp}.json")
+
+    def manifest(self, stamp: str) -> Manifest | None:
+        """The manifest of a version; None where this host has none."""
+        try:
+            return msgspec.json.decode((self.path / f"v-{stamp}.json").read_bytes(), type=Manifest)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+
+    def collect(self, committed: Manifest, own: Iterable[str] = ()) -> None:
+        """Delete what no version from the committed one on can need.
+
+        Only what belongs to earlier epochs goes, or to losers of the committed one: an attempt of a later
+        epoch may be writing here right now. Merged files of unknown origin get a grace.
+        """
+        keep = {f.name for f in committed.files} | {f"v-{committed.stamp}.json", committed.base or ""} | set(own)
+        now = time.time()
+        for name in os.listdir(self.path):
+            epoch = _epoch_of(name)
+            if name in keep or epoch is None or epoch > committed.epoch:
+                continue
+            with contextlib.suppress(OSError):
+                if name[0] in "mb" and now - os.stat(self.path / name).st_mtime < MERGED_GRACE_S:
+                    continue
+                _remove(self.path / name)
+
+
+def _epoch_of(name: str) -> int | None:
+    if name[:2] not in ("d-", "m-", "b-", "v-"):
+        return None
+    digits = name[2:].split("-", 1)[0]
+    return int(digits) if digits.isdigit() else None
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink()
+
+
+def pick_merge(files: Sequence[DeltaFile]) -> tuple[int, int] | None:
+    """Which neighbours to merge next, as a slice, or None: the newest `FAN` of one level. Pure.
+
+    So a row is rewritten once a level, and a version has at most `FAN` files a level.
+
+    >>> files = [DeltaFile(str(i), 1, 0, 1, level=0) for i in range(9)]
+    >>> pick_merge(files), pick_merge(files[:7])
+    ((1, 9), None)
+    """
+    end = len(files)
+    while end > 0:
+        level, start = files[end - 1].level, end
+        while start > 0 and files[start - 1].level == level:
+            start -= 1
+        if end - start >= FAN:
+            return (end - FAN, end) if level else (max(start, end - FAN), end)
+        end = start
+    return None
+
+
+def merge_tables(tables: Sequence[pa.Table], *, oldest: bool) -> pa.Table:
+    """Rows of several deltas as one, the newest of each entry; with the oldest among them, none that forget.
+
+    A row that clears its key stays in front of what came after it, unless there is nothing older to clear.
+    """
+    table = pa.concat_tables(tables).combine_chunks()
+    keys = [n for n in table.schema.names if n == "sub" or (n[0] == "k" and n[1:].isdigit())]
+    position = np.arange(table.num_rows)
+    table = table.append_column("__row", pa.array(position))
+    last = table.group_by(keys, use_threads=False).aggregate([("__row", "max")])["__row_max"].to_numpy()
+    keep = np.sort(last)
+    if "sub" in keys:
+        keep = keep[_not_cleared(table, keep, [k for k in keys if k != "sub"])]
+    result = table.drop_columns(["__row"]).take(pa.array(keep))
+    return result.filter(result["live"]) if oldest else result
+
+
+def _not_cleared(table: pa.Table, keep: np.ndarray, keys: list[str]) -> np.ndarray:
+    cleared = np.flatnonzero(np.asarray(table["sub"].is_null()))
+    if not len(cleared):
+        return np.ones(len(keep), dtype=bool)
+    ids = _identities(table, keys)
+    newest = np.full(int(ids.max()) + 1, -1)
+    newest[ids[cleared]] = cleared
+    return np.asarray(keep >= newest[ids[keep]])
+
+
+def _identities(table: pa.Table, keys: list[str]) -> np.ndarray:
+    """A small number for each row, equal where the keys are; null is a key like any other."""
+    ids = np.zeros(table.num_rows, dtype=np.int64)
+    for name in keys:
+        codes = table[name].combine_chunks().dictionary_encode(null_encoding="encode")
+        codes = codes.combine_chunks() if isinstance(codes, pa.ChunkedArray) else codes
+        indices = codes.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        _, ids = np.unique(ids * (len(codes.dictionary) + 1) + indices, return_inverse=True)
+    return ids
+
+
+def merge_files(folder: Folder, files: Sequence[DeltaFile], *, oldest: bool, epoch: int) -> DeltaFile:
+    """Merge neighbouring deltas into one of the next level."""
+    parts: dict[str, list[pa.Table]] = {}
+    for file in files:
+        for name, table in folder.read(file).items():
+            parts.setdefault(name, []).append(table)
+    merged = {name: merge_tables(tables, oldest=oldest) for name, tables in parts.items()}
+    name = f"m-{epoch}-{secrets.token_hex(6)}.delta"
+    return folder.write_delta(name, merged, level=max(f.level for f in files) + 1)
