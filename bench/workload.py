@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 # A leading underscore, so that Spark's file source takes it for no data.
@@ -26,29 +25,9 @@ def make_events(folder: Path, files: int, rows: int, keys: int, seed: int) -> No
     wanted = {"version": _FORMAT_VERSION, "files": files, "rows": rows, "keys": keys, "seed": seed}
     if _holds(folder, wanted):
         return
-    _clear(folder, "part-*.parquet")
+    _clear(folder)
     for index, table in enumerate(events(files, rows, keys, seed)):
         pq.write_table(table, folder / f"part-{index:03d}.parquet")
-    _declare(folder, wanted)
-
-
-def make_csv_copy(folder: Path, events_folder: Path, files: int) -> None:
-    """Copy the first `files` Parquet files as CSV without a header, for a peer that can't read Parquet.
-
-    PyFlink is the one: its Parquet format needs jars that its package lacks. `ts` is written as epoch
-    milliseconds, which cost the reader no parsing of a date.
-    """
-    source = json.loads((events_folder / MANIFEST).read_text())
-    wanted = {**source, "files": files, "format": "csv"}
-    if _holds(folder, wanted):
-        return
-    _clear(folder, "part-*.csv")
-    for path in event_files(events_folder, files):
-        table = pq.read_table(path)
-        millis = table["ts"].cast(pa.int64())
-        plain = pa.table({"k": table["k"], "ts": millis, "v": table["v"]})
-        options = pa_csv.WriteOptions(include_header=False)
-        pa_csv.write_csv(plain, folder / f"{path.stem}.csv", options)
     _declare(folder, wanted)
 
 
@@ -80,11 +59,11 @@ def _holds(folder: Path, wanted: Mapping[str, object]) -> bool:
     return manifest.exists() and json.loads(manifest.read_text()) == wanted
 
 
-def _clear(folder: Path, pattern: str) -> None:
+def _clear(folder: Path) -> None:
     """Forget the manifest before any file changes, so that a run cut short is seen as one."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MANIFEST).unlink(missing_ok=True)
-    for path in folder.glob(pattern):
+    for path in event_files(folder):
         path.unlink()
 
 

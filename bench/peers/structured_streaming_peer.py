@@ -80,7 +80,9 @@ class BalancePandas(BalanceRows):
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--case", required=True, choices=sorted(MODES))
     parser.add_argument("--mode", required=True, help="row|pandas (keyed-python), hdfs|rocksdb (aggregate)")
     parser.add_argument("--data", required=True, type=Path, help="folder of part-*.parquet, one a batch")
@@ -146,7 +148,9 @@ def run(result: DataFrame, sink: str, scratch: Path) -> list[dict[str, Any]]:
     return [batch for batch in batches if batch["numInputRows"] > 0]
 
 
-def report(chosen: argparse.Namespace, settings: dict[str, str], batches: list[dict[str, Any]]) -> dict[str, Any]:
+def report(
+    chosen: argparse.Namespace, settings: dict[str, str], batches: list[dict[str, Any]]
+) -> dict[str, Any]:
     if len(batches) < 2:
         raise SystemExit("at least two files are needed: the first batch is warm-up")
     seconds = [batch["batchDuration"] / 1000 for batch in batches]

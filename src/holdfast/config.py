@@ -24,7 +24,16 @@ else:
     import tomli as tomllib
 
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_UNITS_BYTES = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
+_UNITS_BYTES = {
+    "": 1,
+    "b": 1,
+    "k": 1 << 10,
+    "kb": 1 << 10,
+    "m": 1 << 20,
+    "mb": 1 << 20,
+    "g": 1 << 30,
+    "gb": 1 << 30,
+}
 
 
 def parse_duration_s(value: str | float | int) -> float:
@@ -72,6 +81,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """When an epoch is cut: every `interval`, as soon as there is `data`, or only when `full`."""
     max_records: int = 500_000
     """The most records an epoch takes, as near as its sources can tell."""
+    empty_epochs: bool = False
+    """With cut="interval": whether epochs without data are cut too, so that time goes on for state with a TTL."""
     key_groups: int = 128
     """Slices of the key space; fixed for life."""
     epochs: int | None = None
@@ -166,7 +177,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _take(values: dict[str, Any], origin: dict[str, str], name: str, value: Any, place: str) -> None:
     if name not in FIELDS:
         raise ConfigError(
-            f"{place}: there is no setting {name!r}.", remedy=f"The settings are: {', '.join(sorted(FIELDS))}."
+            f"{place}: there is no setting {name!r}.",
+            remedy=f"The settings are: {', '.join(sorted(FIELDS))}.",
         )
     field = FIELDS[name]
     try:
@@ -200,7 +212,9 @@ def _whole(value: Any) -> int:
 def _checked(settings: Settings) -> Settings:
     for field, allowed in _CHOICES.items():
         if getattr(settings, field) not in allowed:
-            raise ConfigError(f"{field}={getattr(settings, field)!r} is no choice.", remedy=f"One of: {', '.join(allowed)}.")
+            raise ConfigError(
+                f"{field}={getattr(settings, field)!r} is no choice.", remedy=f"One of: {', '.join(allowed)}."
+            )
     for field in ("max_records", "key_groups"):
         if getattr(settings, field) < 1:
             raise ConfigError(f"{field} must be at least 1.")

@@ -31,7 +31,9 @@ class Context:
 
     __slots__ = ("_order", "_outputs", "_random", "epoch", "now_ms", "uid")
 
-    def __init__(self, uid: str, epoch: int, now_ms: int, outputs: dict[str, list[Record]] | None = None) -> None:
+    def __init__(
+        self, uid: str, epoch: int, now_ms: int, outputs: dict[str, list[Record]] | None = None
+    ) -> None:
         self.uid = uid
         self.epoch = epoch
         self.now_ms = now_ms
@@ -76,6 +78,7 @@ class KeyedProcess:
     >>> import holdfast as hf
     >>> class Count(hf.KeyedProcess):
     ...     n = hf.ValueState(int, default=0)
+    ...
     ...     def process(self, key, record, ctx):
     ...         self.n.value += 1
     ...         yield {"key": key, "n": self.n.value}
@@ -108,9 +111,15 @@ class Aggregate:
     >>> import holdfast as hf
     >>> class Longest(hf.Aggregate):
     ...     accumulator = str
-    ...     def create(self): return ""
-    ...     def add(self, acc, record): return max(acc, record["word"], key=len)
-    ...     def merge(self, a, b): return max(a, b, key=len)
+    ...
+    ...     def create(self):
+    ...         return ""
+    ...
+    ...     def add(self, acc, record):
+    ...         return max(acc, record["word"], key=len)
+    ...
+    ...     def merge(self, a, b):
+    ...         return max(a, b, key=len)
     """
 
     accumulator: Any = None

@@ -44,12 +44,15 @@ class Pipeline:
         self._uids: dict[str, str] = {}
         self.name = g.check_uid(name, "pipeline", self._where, {})
         self._nodes: list[g.Node] = []
+        self.module = g.caller_module()
 
     def read(self, uid: str, source: Source) -> Stream:
         """Start a stream at a source."""
         if not isinstance(source, Source):
             raise PipelineError(
-                f"{source!r} is not a source.", where=g.caller(), remedy="Use hf.files, hf.rate, hf.records or your own."
+                f"{source!r} is not a source.",
+                where=g.caller(),
+                remedy="Use hf.files, hf.rate, hf.records or your own.",
             )
         tags = (g.MAIN, DEAD_LETTER) if source.on_bad_record == DEAD_LETTER else (g.MAIN,)
         return self._add(g.SOURCE, uid, source, (), tags=tags)
@@ -102,7 +105,9 @@ class Stream:
         self._pipeline = pipeline
         self._inputs = inputs
 
-    def map(self, function: Callable[[Record], Record], *, uid: str | None = None, schema: Any = None) -> Stream:
+    def map(
+        self, function: Callable[[Record], Record], *, uid: str | None = None, schema: Any = None
+    ) -> Stream:
         """One record for each record.
 
         The record is yours to change. `schema` declares what is returned; without it the first epoch shows it.
@@ -147,7 +152,9 @@ class Stream:
         if len(key) == 1 and callable(key[0]):
             return KeyedStream(self._pipeline, self._inputs, g.Key(function=key[0]))
         raise PipelineError(
-            f"{key!r} is no key.", where=where, remedy='Give columns, key_by("account"), or one function of the record.'
+            f"{key!r} is no key.",
+            where=where,
+            remedy='Give columns, key_by("account"), or one function of the record.',
         )
 
     def side(self, tag: str) -> Stream:
@@ -197,7 +204,9 @@ class KeyedStream:
             function = function()
         if not isinstance(function, KeyedProcess):
             raise PipelineError(
-                f"process needs a KeyedProcess, not {function!r}.", uid=str(uid), where=g.caller(),
+                f"process needs a KeyedProcess, not {function!r}.",
+                uid=str(uid),
+                where=g.caller(),
                 remedy="Derive a class from hf.KeyedProcess and pass an instance of it.",
             )
         tags = (g.MAIN, *function.side_outputs)
@@ -224,9 +233,13 @@ class KeyedStream:
         for name, column in columns.items():
             if not isinstance(column, (Column, Aggregate)):
                 raise PipelineError(
-                    f"{name}={column!r} is no aggregate.", uid=str(uid), where=g.caller(),
+                    f"{name}={column!r} is no aggregate.",
+                    uid=str(uid),
+                    where=g.caller(),
                     remedy="Use hf.count(), hf.sum(column), … or an instance of your own hf.Aggregate.",
                 )
             if name in (self._key.columns or ("key",)):
-                raise PipelineError(f"{name!r} is both a key and an aggregate.", uid=str(uid), where=g.caller())
+                raise PipelineError(
+                    f"{name!r} is both a key and an aggregate.", uid=str(uid), where=g.caller()
+                )
         return self._pipeline._add(g.AGGREGATE, uid, dict(columns), self._inputs)

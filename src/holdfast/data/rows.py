@@ -151,10 +151,20 @@ def _array(values: list[Any], field: pa.Field, rows: Sequence[Row]) -> pa.Array:
     if schemas.is_open(field.type):
         found = _infer_array(field.name, values, rows)
         settled = schemas.unify([pa.schema([field]), pa.schema([pa.field(field.name, found.type)])])
-        return found if settled.field(0).type.equals(found.type) else pa.array(values, type=settled.field(0).type)
+        return (
+            found
+            if settled.field(0).type.equals(found.type)
+            else pa.array(values, type=settled.field(0).type)
+        )
     try:
         return pa.array(values, type=field.type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, TypeError) as error:
+    except (
+        pa.ArrowInvalid,
+        pa.ArrowTypeError,
+        pa.ArrowNotImplementedError,
+        OverflowError,
+        TypeError,
+    ) as error:
         raise _misfit(values, field, error) from None
 
 

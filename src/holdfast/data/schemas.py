@@ -58,7 +58,9 @@ def is_open(kind: pa.DataType) -> bool:
     return False
 
 
-def settle(pinned: pa.Schema | None, seen: list[pa.Schema], uid: str | None = None) -> tuple[pa.Schema | None, bool]:
+def settle(
+    pinned: pa.Schema | None, seen: list[pa.Schema], uid: str | None = None
+) -> tuple[pa.Schema | None, bool]:
     """The schema to pin after an epoch, and whether the epoch must run again with it.
 
     It must when some task wrote with another schema than the one settled on.

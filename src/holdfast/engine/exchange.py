@@ -130,7 +130,7 @@ def divide(
     order = np.argsort(groups, kind="stable")
     sorted_groups = groups[order]
     table = table.append_column(GROUP, pa.array(groups)).take(pa.array(order))
-    bounds = np.searchsorted(sorted_groups, first_groups, side="left").tolist() + [table.num_rows]
+    bounds = [*np.searchsorted(sorted_groups, first_groups, side="left").tolist(), table.num_rows]
     parts: list[tuple[int, Any]] = []
     for shard in range(len(first_groups)):
         low, high = bounds[shard], bounds[shard + 1]

@@ -9,6 +9,7 @@ life, shards or Spark.
 from __future__ import annotations
 
 import abc
+import contextlib
 import os
 import zlib
 from collections.abc import Iterator
@@ -193,6 +194,13 @@ class Sink(abc.ABC):
         """Raise if this sink can't be written to. Called on the driver, before anything runs."""
         return
 
+    def claim(self, uid: str, folder: str) -> None:
+        """Take the place for this sink of this pipeline, whose own folder is `folder`, or raise if it is another's.
+
+        Called on the driver, before anything runs and before anything is removed.
+        """
+        return
+
     def maintain(self, decided_epoch: int) -> None:
         """Tidy up what is older than `decided_epoch`. Called on a thread of the driver's, now and then."""
         return
@@ -232,6 +240,8 @@ class TableWriter(SinkWriter):
 
     def abort(self) -> None:
         self._tables = []
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(self._folder, self._name))
 
 
 def staged_table(decided: Decided) -> pa.Table | None:

@@ -51,7 +51,8 @@ class Journal:
         )
         if not self._store.put_if_absent(_numbered("generations", number), msgspec.json.encode(record)):
             raise FencedError(
-                f"Another driver became generation {number} at the same moment.", remedy="Start again if you meant to."
+                f"Another driver became generation {number} at the same moment.",
+                remedy="Start again if you meant to.",
             )
         self.generation = number
         return record
@@ -91,7 +92,9 @@ class Journal:
     def put_plan(self, plan: Plan) -> None:
         name = _plan_name(plan.epoch, plan.replan)
         if not self._store.put_if_absent(name, msgspec.json.encode(plan)):
-            raise FencedError(f"Epoch {plan.epoch} was planned by another driver.", remedy="This one must end.")
+            raise FencedError(
+                f"Epoch {plan.epoch} was planned by another driver.", remedy="This one must end."
+            )
 
     def plan(self, epoch: int) -> Plan | None:
         """The plan of an epoch that holds: its newest re-plan."""
@@ -107,7 +110,9 @@ class Journal:
 
     def put_commit(self, commit: Commit) -> None:
         if not self._store.put_if_absent(_numbered("commits", commit.epoch), msgspec.json.encode(commit)):
-            raise FencedError(f"Epoch {commit.epoch} was decided by another driver.", remedy="This one must end.")
+            raise FencedError(
+                f"Epoch {commit.epoch} was decided by another driver.", remedy="This one must end."
+            )
 
     def commit(self, epoch: int) -> Commit | None:
         data = self._store.get(_numbered("commits", epoch))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
+from types import FrameType
 from typing import Any
 
 import pyarrow as pa
@@ -118,7 +119,9 @@ def check_uid(uid: Any, kind: str, where: str, taken: dict[str, str]) -> str:
 def check(graph: Graph) -> None:
     """Raise for a graph that can't run: no source, nothing written, an output nobody declared."""
     if not graph.of_kind(SOURCE):
-        raise PipelineError(f"The pipeline {graph.name!r} reads nothing.", remedy="Start with pipeline.read(uid, source).")
+        raise PipelineError(
+            f"The pipeline {graph.name!r} reads nothing.", remedy="Start with pipeline.read(uid, source)."
+        )
     if not graph.of_kind(SINK):
         raise PipelineError(
             f"The pipeline {graph.name!r} writes nothing.", remedy="End a stream with .write(uid, sink)."
@@ -136,9 +139,17 @@ def check(graph: Graph) -> None:
 
 def caller() -> str:
     """File and line of the user's call: the nearest frame outside this package."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == "holdfast":
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
+    frame = _user_frame()
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def caller_module() -> str:
+    """The module of the user's call."""
+    return str(_user_frame().f_globals.get("__name__", "__main__"))
+
+
+def _user_frame() -> FrameType:
+    frame = sys._getframe(1)
+    while frame.f_globals.get("__name__", "").split(".")[0] == "holdfast" and frame.f_back is not None:
+        frame = frame.f_back
+    return frame

@@ -127,7 +127,9 @@ def _wave(root: Node, exchanges: list[Exchange], reach: dict[int, set[int]], wav
     return 1 + max(waves[r] for r in waves for f in feeders if f in reach[r])
 
 
-def takers(stages: Stages, stage: Stage, node: int, tag: str) -> tuple[list[tuple[Node, Input]], list[Exchange]]:
+def takers(
+    stages: Stages, stage: Stage, node: int, tag: str
+) -> tuple[list[tuple[Node, Input]], list[Exchange]]:
     """Who takes an output inside a stage's chain: its next operators, and the exchanges that leave."""
     inside = [(n, i) for n, i in stages.graph.consumers(node, tag) if not n.keyed and n.id in stage.nodes]
     leaving = [e for e in stages.exchanges if e.node == node and e.tag == tag]

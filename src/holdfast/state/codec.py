@@ -78,13 +78,14 @@ def entry_decoder(key_types: Sequence[pa.DataType], spec: TableSpec) -> Callable
     key: Any = parts[0] if len(parts) == 1 else tuple[tuple(parts)]  # type: ignore[misc]
     if spec.sub_type is None:
         return msgspec.msgpack.Decoder(key).decode
-    return msgspec.msgpack.Decoder(tuple[key, python_type(spec.sub_type)]).decode
+    entry: Any = tuple[key, python_type(spec.sub_type)]  # type: ignore[misc]
+    return msgspec.msgpack.Decoder(entry).decode
 
 
 def _zone(kind: pa.DataType) -> Callable[[Any], Any] | None:
     """What puts datetimes back into their column's zone; None where there is nothing to do."""
     if pa.types.is_timestamp(kind) and kind.tz is not None:
-        zone = zoneinfo.ZoneInfo(kind.tz) if not kind.tz[0] in "+-" else None
+        zone = zoneinfo.ZoneInfo(kind.tz) if kind.tz[0] not in "+-" else None
         return lambda v: v if v is None or zone is None else v.astimezone(zone)
     if pa.types.is_list(kind):
         inner = _zone(kind.value_type)

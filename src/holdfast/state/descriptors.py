@@ -65,6 +65,7 @@ class ValueState(State):
     >>> import holdfast as hf
     >>> class Balance(hf.KeyedProcess):
     ...     total = hf.ValueState(float, default=0.0)
+    ...
     ...     def process(self, account, transfer, ctx):
     ...         self.total.value += transfer["amount"]
     ...         yield {"account": account, "balance": self.total.value}
@@ -99,11 +100,13 @@ class ListState(State):
     >>> import holdfast as hf
     >>> class Last(hf.KeyedProcess):
     ...     seen = hf.ListState(int)
+    ...
     ...     def process(self, key, record, ctx):
     ...         self.seen.add(record["v"])
     ...         yield {"key": key, "seen": list(self.seen)}
     >>> harness = hf.testing.Harness(Last())
-    >>> harness.process("a", {"v": 1}); harness.process("a", {"v": 2})
+    >>> harness.process("a", {"v": 1})
+    ... harness.process("a", {"v": 2})
     [{'key': 'a', 'seen': [1]}]
     [{'key': 'a', 'seen': [1, 2]}]
     """
@@ -141,6 +144,7 @@ class MapState(State):
     >>> import holdfast as hf
     >>> class PerPage(hf.KeyedProcess):
     ...     visits = hf.MapState(str, int)
+    ...
     ...     def process(self, user, record, ctx):
     ...         self.visits[record["page"]] = self.visits.get(record["page"], 0) + 1
     ...         yield {"user": user, "pages": len(self.visits)}

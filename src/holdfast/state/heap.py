@@ -87,7 +87,9 @@ class _HeapValues(ValueTable):
             self.changes.update(dict.fromkeys(self.expiry.due(now_ms), GONE))
 
     def live(self) -> int:
-        new = sum(1 if v is not GONE else -1 for k, v in self.changes.items() if (k in self.view) == (v is GONE))
+        new = sum(
+            1 if v is not GONE else -1 for k, v in self.changes.items() if (k in self.view) == (v is GONE)
+        )
         return len(self.view) + new
 
 
@@ -187,7 +189,9 @@ class HeapState(ShardState):
                     table.load(rows)
                     if "at" in rows.schema.names:
                         entries = _entries_of(rows)
-                        written.setdefault(name, {}).update(zip(entries, column_values(rows["at"]), strict=True))
+                        written.setdefault(name, {}).update(
+                            zip(entries, column_values(rows["at"]), strict=True)
+                        )
                     self.check_memory()
         for name, table in self.tables.items():
             if isinstance(table, (_HeapValues, _HeapEntries)):

@@ -68,7 +68,13 @@ def _hash_one(column: pa.Array | pa.ChunkedArray) -> Hashes:
 def _flat(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     if isinstance(column, pa.ChunkedArray):
         chunks = column.chunks
-        return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks) if chunks else pa.array([], column.type)
+        return (
+            chunks[0]
+            if len(chunks) == 1
+            else pa.concat_arrays(chunks)
+            if chunks
+            else pa.array([], column.type)
+        )
     return column
 
 

@@ -7,7 +7,7 @@ when the deltas since the last one pass a size.
 
 An entry's key is
 
-    key group (2 bytes) · state (1 byte) · key (MessagePack) [· place (8 bytes) or inner key (MessagePack)]
+    key group (2 bytes) · state (1 byte) · length (2 bytes) · key (MessagePack) [· place (8 bytes) or inner key]
 
 and, for states with a TTL, a second one under the reserved group 0xffff orders entries by the time they
 were written, so that expiry reads what expires.
@@ -20,6 +20,7 @@ import os
 import secrets
 import shutil
 import struct
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,11 @@ import psutil
 import pyarrow as pa
 import rocksdict as rd
 
+from holdfast.data import schemas
 from holdfast.data.rows import column_values
 from holdfast.state import codec
 from holdfast.state.keygroups import key_groups
-from holdfast.state.shard import Place, ShardState
+from holdfast.state.shard import Place, ShardState, key_types_of
 from holdfast.state.tables import (
     GONE,
     MISSING,
@@ -54,6 +56,7 @@ BASE_AFTER_DELTAS = 100
 _TIME_GROUP = b"\xff\xff"
 _AT = struct.Struct(">Q")
 _PLACE = struct.Struct(">q")
+_ENTRY = struct.Struct(">HBH")
 
 
 class _Values(ValueTable):
@@ -68,14 +71,18 @@ class _Values(ValueTable):
 
     def prefetch_groups(self, keys: list[Any], groups: list[int]) -> None:
         wanted = [k for k in keys if k not in self.view]
-        names = [entry_key(g, self.number, k) for k, g in zip(keys, groups, strict=True) if k not in self.view]
-        found = self._state.db.get(names)
+        names = [
+            entry_key(g, self.number, k) for k, g in zip(keys, groups, strict=True) if k not in self.view
+        ]
+        found: Any = self._state.db.get(names)  # type: ignore[arg-type]
         skip = 8 if self.spec.ttl_ms is not None else 0
         decode = self.decode
         self.view.update((k, decode(v[skip:])) for k, v in zip(wanted, found, strict=True) if v is not None)
 
     def live(self) -> int:
-        new = sum(1 if v is not GONE else -1 for k, v in self.changes.items() if (k in self.view) == (v is GONE))
+        new = sum(
+            1 if v is not GONE else -1 for k, v in self.changes.items() if (k in self.view) == (v is GONE)
+        )
         return self.count + new
 
 
@@ -112,8 +119,9 @@ def _decode_place(data: bytes) -> int:
 
 
 def entry_key(group: int, number: int, key: Any) -> bytes:
-    """Where a key's entry stands. MessagePack delimits itself: no key is a prefix of another."""
-    return group.to_bytes(2, "big") + bytes((number,)) + codec.encode(key)
+    """Where a key's entries stand. The length keeps one key from being the prefix of another."""
+    packed = codec.encode(key)
+    return _ENTRY.pack(group, number, len(packed)) + packed
 
 
 def scan(db: rd.Rdict, prefix: bytes, end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
@@ -171,7 +179,7 @@ class RocksState(ShardState):
             clone(base, self._work)
         self._db = rd.Rdict(str(self._work), options=_options(self.place.rocksdb_cache_bytes))
         without_log = rd.WriteOptions()
-        without_log.disable_wal = True
+        without_log.disable_wal = True  # type: ignore[method-assign,assignment]
         self._db.set_write_options(without_log)
 
     def close(self) -> None:
@@ -222,7 +230,14 @@ class RocksState(ShardState):
         self.db.write(batch)
 
     def _put(
-        self, batch: rd.WriteBatch, table: _Values | _Entries, name: bytes, key: Any, sub: Any, value: Any, at_ms: int
+        self,
+        batch: rd.WriteBatch,
+        table: _Values | _Entries,
+        name: bytes,
+        key: Any,
+        sub: Any,
+        value: Any,
+        at_ms: int,
     ) -> None:
         if value is GONE:
             batch.delete(name)
@@ -295,7 +310,8 @@ class RocksState(ShardState):
             assert isinstance(table, (_Values, _Entries))
             start = _TIME_GROUP + bytes((table.number,))
             end = start + _AT.pack(max(0, now_ms - table.spec.ttl_ms) + 1)
-            batch, due = rd.WriteBatch(raw_mode=True), {}
+            batch = rd.WriteBatch(raw_mode=True)
+            due: dict[bytes, None] = {}
             for time_key, name in scan(self._db, start, end):
                 stored = self._db.get(name)
                 if stored is not None and stored[:8] == time_key[3:11]:
@@ -317,6 +333,57 @@ class RocksState(ShardState):
 
     def _live(self) -> dict[str, int]:
         return {n: t.live() for n, t in self.tables.items() if isinstance(t, _Values)}
+
+
+def read_base(base: Path, manifest: Manifest) -> dict[str, pa.Table]:
+    """The states in a base as rows of a delta, for those who look at a version without running it."""
+    types = key_types_of(manifest)
+    rows: dict[str, list[dict[str, Any]]] = {}
+    with tempfile.TemporaryDirectory(prefix="holdfast-read-") as folder:
+        clone(base, Path(folder) / "db")
+        db = rd.Rdict(str(Path(folder) / "db"), options=_options(8 << 20))
+        for number, name in enumerate(manifest.states):
+            if name in manifest.schemas:
+                schema = schemas.from_text(manifest.schemas[name])
+                rows[name] = [_stored_row(k, v, schema, types) for k, v in _entries(db, number)]
+        db.close()
+    return {
+        name: pa.Table.from_pylist(found, schemas.from_text(manifest.schemas[name]))
+        for name, found in rows.items()
+    }
+
+
+def _entries(db: rd.Rdict, number: int) -> Iterator[tuple[bytes, bytes]]:
+    for key, value in scan(db, b"", _TIME_GROUP):
+        if key[:2] != _TIME_GROUP and key[2] == number:
+            yield key, value
+
+
+def _stored_row(name: bytes, value: bytes, schema: pa.Schema, types: Sequence[pa.DataType]) -> dict[str, Any]:
+    length = _ENTRY.unpack(name[:5])[2]
+    kind = schema.field("value").type
+    sub_type = schema.field("sub").type if "sub" in schema.names else None
+    spec = TableSpec("", "value", kind)
+    key = codec.entry_decoder(types, spec)(name[5 : 5 + length])
+    row: dict[str, Any] = {f"k{i}": part for i, part in enumerate(key if len(types) > 1 else (key,))}
+    rest = name[5 + length :]
+    if sub_type is not None:
+        row["sub"] = (
+            _decode_place(rest)
+            if len(rest) == 8 and pa.types.is_int64(sub_type)
+            else codec.key_decoder(sub_type)(rest)
+        )
+    if "at" in schema.names:
+        row["at"] = _AT.unpack(value[:8])[0]
+        value = value[8:]
+    decoded = msgspec.msgpack.decode(value)
+    if isinstance(decoded, list) and pa.types.is_struct(kind):
+        decoded = codec.decoder(TableSpec("", "value", kind, tuples=True))(value)
+        row["value"] = {kind.field(i).name: part for i, part in enumerate(decoded)}
+    else:
+        row["value"] = codec.decoder(spec)(value)
+    row["live"] = True
+    return row
 
 
 def clone(base: Path, into: Path) -> None:

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from holdfast.data import schemas
 from holdfast.state import versions
-from holdfast.state.tables import EntryTable, Table, TableSpec, ValueTable
+from holdfast.state.tables import EntryTable, Table, TableSpec
 from holdfast.state.versions import Damaged, Folder, Manifest
 
 EMPTY = ""
@@ -136,7 +136,7 @@ class ShardState(abc.ABC):
             return False
         self._reset()
         self._standing = "?"
-        self.key_types = [schemas.from_text(t).field(0).type for t in manifest.key_types]
+        self.key_types = key_types_of(manifest)
         try:
             self._load(manifest)
         except Damaged:
@@ -174,8 +174,9 @@ class ShardState(abc.ABC):
         self._pending = Manifest(
             stamp=stamp,
             epoch=epoch,
-            key_types=[schemas.to_text(pa.schema([pa.field("k", t)])) for t in self.key_types],
             files=[*files, delta],
+            states=[s.name for s in self.specs],
+            schemas={**({} if before is None else before.schemas), **_schemas_of(changed)},
             base=None if before is None else before.base,
             live=self._live(),
         )
@@ -203,7 +204,9 @@ class ShardState(abc.ABC):
         due = versions.pick_merge(self._at.files)
         if due is not None:
             start, end = due
-            self._merging = _Merging(self._folder, self._at.files[start:end], start == 0 and not self._at.base, self._at.epoch)
+            self._merging = _Merging(
+                self._folder, self._at.files[start:end], start == 0 and not self._at.base, self._at.epoch
+            )
             self._merging.start()
 
 
@@ -217,7 +220,9 @@ class _Merging(threading.Thread):
 
     def run(self) -> None:
         try:
-            self.result = versions.merge_files(self._folder, self._files, oldest=self._oldest, epoch=self._epoch)
+            self.result = versions.merge_files(
+                self._folder, self._files, oldest=self._oldest, epoch=self._epoch
+            )
         except (Damaged, OSError, pa.ArrowException):
             self.result = None  # nothing is lost: the parts stay, and the next epoch tries again
 
@@ -231,6 +236,12 @@ class _Merging(threading.Thread):
         return files
 
 
-def value_tables(state: ShardState) -> list[ValueTable]:
-    """The tables that hold one value for each key."""
-    return [t for t in state.tables.values() if isinstance(t, ValueTable)]
+def _schemas_of(changed: dict[str, pa.Table]) -> dict[str, str]:
+    return {name: schemas.to_text(table.schema) for name, table in changed.items()}
+
+
+def key_types_of(manifest: Manifest) -> list[pa.DataType]:
+    """The types of the key's columns in a stored version."""
+    for text in manifest.schemas.values():
+        return [f.type for f in schemas.from_text(text) if f.name[0] == "k" and f.name[1:].isdigit()]
+    return []

@@ -147,7 +147,9 @@ class EntryTable:
         assert self.spec.sub_type is not None
         inner = _array(subs, self.spec.sub_type, self.spec, keys, uid)
         rebuilt: dict[Any, dict[Any, Any]] = {key: {} for key in self.changes}
-        for key, sub, value, alive in zip(keys, column_values(inner), decode_values(array, self.spec), live, strict=True):
+        for key, sub, value, alive in zip(
+            keys, column_values(inner), decode_values(array, self.spec), live, strict=True
+        ):
             if sub is not None or key not in self.cleared:
                 rebuilt[key][sub] = value if alive else GONE
         self.changes = rebuilt
@@ -201,7 +203,8 @@ def encode_values(values: list[Any], spec: TableSpec, keys: list[Any], uid: str)
         fields = [spec.value_type.field(i) for i in range(spec.value_type.num_fields)]
         columns = zip(*values, strict=True)
         return pa.StructArray.from_arrays(
-            [_array(list(c), f.type, spec, keys, uid) for c, f in zip(columns, fields, strict=True)], fields=fields
+            [_array(list(c), f.type, spec, keys, uid) for c, f in zip(columns, fields, strict=True)],
+            fields=fields,
         )
     return _array(values, spec.value_type, spec, keys, uid)
 

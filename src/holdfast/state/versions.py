@@ -47,8 +47,11 @@ class Manifest(msgspec.Struct, frozen=True):
 
     stamp: str
     epoch: int
-    key_types: list[str]
     files: list[DeltaFile]
+    states: list[str]
+    """The names of the states, in the order of their declaration."""
+    schemas: dict[str, str]
+    """The schema of each state's rows, for those that have had any."""
     base: str | None = None
     live: dict[str, int] = {}
     format: int = 1
@@ -130,7 +133,9 @@ class Folder:
         Only what belongs to earlier epochs goes, or to losers of the committed one: an attempt of a later
         epoch may be writing here right now. Merged files of unknown origin get a grace.
         """
-        keep = {f.name for f in committed.files} | {f"v-{committed.stamp}.json", committed.base or ""} | set(own)
+        keep = (
+            {f.name for f in committed.files} | {f"v-{committed.stamp}.json", committed.base or ""} | set(own)
+        )
         now = time.time()
         for name in os.listdir(self.path):
             epoch = _epoch_of(name)
@@ -181,7 +186,7 @@ def merge_tables(tables: Sequence[pa.Table], *, oldest: bool) -> pa.Table:
 
     A row that clears its key stays in front of what came after it, unless there is nothing older to clear.
     """
-    table = pa.concat_tables(tables).combine_chunks()
+    table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
     keys = [n for n in table.schema.names if n == "sub" or (n[0] == "k" and n[1:].isdigit())]
     position = np.arange(table.num_rows)
     table = table.append_column("__row", pa.array(position))

@@ -1,0 +1,366 @@
+"""Aggregates in batches: partial results before the exchange, merged after it, then joined with the state.
+
+Each of the house's aggregates keeps one or two columns. Three steps use them, all of them vectorised:
+
+    partial   records of a range, by key      -> columns
+    merged    partial columns, by key         -> columns (before the exchange, and again after it)
+    joined    state's columns and new columns -> columns, element by element
+
+The user's own aggregates and `reduce` go record by record and are combined in the same places.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import datasketches as ds
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.data.rows import column_values, to_rows
+from holdfast.data.types import arrow_type
+from holdfast.engine.calls import user_error
+from holdfast.errors import SchemaError
+from holdfast.functions import Aggregate, Column
+from holdfast.plan import graph as g
+from holdfast.state.keygroups import check_key_type
+
+ACC = "__acc"
+_LG_K = 12
+_SUM = pc.ScalarAggregateOptions(skip_nulls=True, min_count=1)
+_ORDERED = pc.ScalarAggregateOptions(skip_nulls=False, min_count=0)
+
+
+def partial_edge(edge: str) -> str:
+    """The name under which the schema of partial results is pinned."""
+    return f"{edge}#partial"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """One column of partial results: how Arrow makes it from records, merges it, and joins it with state."""
+
+    make: str
+    merge: str
+    join: Callable[[pa.Array, pa.Array, pa.Array], pa.Array]
+    options: Any = None
+    merge_options: Any = None
+
+
+def _added(old: pa.Array, new: pa.Array, known: pa.Array) -> pa.Array:
+    return pc.coalesce(pc.add(old, new), old, new)
+
+
+def _smaller(old: pa.Array, new: pa.Array, known: pa.Array) -> pa.Array:
+    return pc.min_element_wise(old, new)
+
+
+def _larger(old: pa.Array, new: pa.Array, known: pa.Array) -> pa.Array:
+    return pc.max_element_wise(old, new)
+
+
+def _kept(old: pa.Array, new: pa.Array, known: pa.Array) -> pa.Array:
+    return pc.if_else(known, old, new)
+
+
+def _replaced(old: pa.Array, new: pa.Array, known: pa.Array) -> pa.Array:
+    return new
+
+
+_COUNT_ALL = _Part("count", "sum", _added, pc.CountOptions(mode="all"), _SUM)
+_COUNT = _Part("count", "sum", _added, pc.CountOptions(mode="only_valid"), _SUM)
+_TOTAL = _Part("sum", "sum", _added, _SUM, _SUM)
+_PARTS: dict[str, list[_Part]] = {
+    "count": [_COUNT],
+    "sum": [_TOTAL],
+    "mean": [_TOTAL, _COUNT],
+    "min": [_Part("min", "min", _smaller)],
+    "max": [_Part("max", "max", _larger)],
+    "first": [_Part("first", "first", _kept, _ORDERED, _ORDERED)],
+    "last": [_Part("last", "last", _replaced, _ORDERED, _ORDERED)],
+    "approx_distinct": [_Part("distinct", "list", _replaced, pc.CountOptions(mode="only_valid"))],
+}
+
+
+class Combiner:
+    """What an exchange to an aggregate or a reduce does with records before it sends them."""
+
+    by_record = False
+
+    @staticmethod
+    def of(target: g.Node, key: g.Key, redact: bool) -> Combiner | None:
+        """The combiner for an exchange's target; None where records go as they are."""
+        if target.kind == g.REDUCE:
+            return _ReduceCombiner(target, key, redact)
+        if target.kind == g.AGGREGATE:
+            return _ColumnCombiner(target, key, redact)
+        return None
+
+    def partial(self, table: pa.Table) -> pa.Table:
+        """Records of a batch as partial results."""
+        raise NotImplementedError
+
+    def merged(self, table: pa.Table) -> pa.Table:
+        """Partial results, one row for each key."""
+        raise NotImplementedError
+
+    def add_rows(self, rows: list[Any], keys: list[Any]) -> None:
+        raise NotImplementedError
+
+    def take_rows(self) -> list[Any] | None:
+        raise NotImplementedError
+
+
+class _ReduceCombiner(Combiner):
+    """Folds a range's records by key; what is sent has the shape of a record."""
+
+    by_record = True
+
+    def __init__(self, target: g.Node, key: g.Key, redact: bool) -> None:
+        self._node, self._key, self._redact = target, key, redact
+        self._folded: dict[Any, Any] = {}
+
+    def add_rows(self, rows: list[Any], keys: list[Any]) -> None:
+        function, folded = self._node.body, self._folded
+        for key, row in zip(keys, rows, strict=True):
+            if key not in folded:
+                folded[key] = row
+                continue
+            try:
+                folded[key] = function(folded[key], row)
+            except Exception as error:
+                raise user_error(error, self._node, row, self._redact, key) from None
+
+    def take_rows(self) -> list[Any] | None:
+        folded, self._folded = self._folded, {}
+        if self._key.function is None:
+            return list(folded.values())
+        return [_with_key(row, key) for key, row in folded.items()]
+
+
+def _with_key(row: Any, key: Any) -> Any:
+    parts = key if isinstance(key, tuple) else (key,)
+    return {**row, **{f"__key{i}": part for i, part in enumerate(parts)}}
+
+
+class _ColumnCombiner(Combiner):
+    """Aggregates of columns, by Arrow; the user's own by record, beside them."""
+
+    def __init__(self, target: g.Node, key: g.Key, redact: bool) -> None:
+        self._node, self._key, self._redact = target, key, redact
+        self._parts = Parts(target)
+
+    def partial(self, table: pa.Table) -> pa.Table:
+        keys = key_columns_of(self._key, table.schema)
+        for name in keys:
+            if name not in table.schema.names:
+                raise SchemaError(f"There is no column {name!r} to key by; there are {table.schema.names}.")
+            check_key_type(table.schema.field(name).type)
+        return self._parts.partial(table, keys, self._redact)
+
+    def merged(self, table: pa.Table) -> pa.Table:
+        return self._parts.merged(table, key_columns_of(self._key, table.schema), self._redact)
+
+
+def key_columns_of(key: g.Key, schema: pa.Schema) -> list[str]:
+    return list(key.columns) if key.columns else [n for n in schema.names if n.startswith("__key")]
+
+
+class Parts:
+    """The columns that an aggregate operator keeps, and the three steps over them."""
+
+    def __init__(self, node: g.Node) -> None:
+        self._node = node
+        self.columns: dict[str, Column] = {n: c for n, c in node.body.items() if isinstance(c, Column)}
+        self.own: dict[str, Aggregate] = {n: a for n, a in node.body.items() if isinstance(a, Aggregate)}
+        self._plan: list[tuple[str, str | None, _Part]] = []
+        for name, column in self.columns.items():
+            parts = [_COUNT_ALL] if column.kind == "count" and column.column is None else _PARTS[column.kind]
+            self._plan += [(f"{name}.{i}", column.column, part) for i, part in enumerate(parts)]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the kept columns, in order."""
+        return [name for name, _, _ in self._plan] + list(self.own)
+
+    def partial(self, table: pa.Table, keys: list[str], redact: bool) -> pa.Table:
+        """Records as partial results, one row for each key, keys in the order they first came."""
+        for _, column, _ in self._plan:
+            if column is not None and column not in table.schema.names:
+                raise SchemaError(
+                    f"There is no column {column!r} to aggregate; there are {table.schema.names}."
+                )
+        asked = [(column or keys[0], part.make, part.options) for _, column, part in self._plan]
+        result = self._grouped(table, keys, asked)
+        if self.own:
+            result = self._own_partials(table, keys, result, redact)
+        return result
+
+    def merged(self, table: pa.Table, keys: list[str], redact: bool) -> pa.Table:
+        """Partial results of several batches, ranges or shards as one row for each key."""
+        asked = [(name, part.merge, part.merge_options) for name, _, part in self._plan]
+        asked += [(name, "list", None) for name in self.own]
+        result = self._grouped(table, keys, asked)
+        for name, column in self.columns.items():
+            if column.kind == "approx_distinct":
+                result = _set(
+                    result,
+                    f"{name}.0",
+                    pa.array([_union(s) for s in result[f"{name}.0"].to_pylist()], pa.binary()),
+                )
+        for name, own in self.own.items():
+            values = [self._fold(own, accs, redact) for accs in column_values(result[name])]
+            result = _set(result, name, self._own_array(own, values))
+        return result
+
+    def _grouped(self, table: pa.Table, keys: list[str], asked: Sequence[tuple[str, str, Any]]) -> pa.Table:
+        grouped = table.group_by(keys, use_threads=False)
+        try:
+            made = grouped.aggregate([(c, f, o) if o is not None else (c, f) for c, f, o in asked])
+        except pa.ArrowNotImplementedError as error:
+            raise SchemaError(
+                f"A column can't be aggregated like this: {error}",
+                remedy="Cast it before, or use an Aggregate of your own.",
+            ) from None
+        columns = made.columns
+        # Arrow puts keys first and the aggregates behind them, in the order they were asked for.
+        values = columns[len(keys) :] if made.schema.names[: len(keys)] == keys else columns[: len(asked)]
+        arrays = [made.column(k) for k in keys] + list(values)
+        result = pa.Table.from_arrays(arrays, names=[*keys, *self.names[: len(asked)]])
+        if any(f == "distinct" for _, f, _ in asked):
+            for name, column in self.columns.items():
+                if column.kind == "approx_distinct":
+                    sketches = [_sketch(v) for v in result[f"{name}.0"].to_pylist()]
+                    result = _set(result, f"{name}.0", pa.array(sketches, pa.binary()))
+        return result
+
+    def _own_partials(self, table: pa.Table, keys: list[str], result: pa.Table, redact: bool) -> pa.Table:
+        rows = [{n: v for n, v in r.items() if not n.startswith("__key")} for r in to_rows(table)]
+        parts = [column_values(table[k]) for k in keys]
+        made: dict[Any, list[Any]] = {}
+        for key, row in zip(zip(*parts, strict=True), rows, strict=True):
+            accs = made.get(key)
+            try:
+                if accs is None:
+                    accs = made[key] = [own.create() for own in self.own.values()]
+                for place, own in enumerate(self.own.values()):
+                    accs[place] = own.add(accs[place], row)
+            except Exception as error:
+                raise user_error(error, self._node, row, redact, key) from None
+        order = zip(*(column_values(result[k]) for k in keys), strict=True)
+        lists = [made[key] for key in order]
+        for place, (name, own) in enumerate(self.own.items()):
+            result = result.append_column(name, self._own_array(own, [accs[place] for accs in lists]))
+        return result
+
+    def _own_array(self, own: Aggregate, values: list[Any]) -> pa.Array:
+        kind = own.arrow_accumulator()
+        try:
+            return pa.array(values, type=kind)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            raise SchemaError(
+                f"An accumulator of {type(own).__name__} does not fit its type {kind}: {error}"
+            ) from None
+
+    def _fold(self, own: Aggregate, accs: list[Any], redact: bool) -> Any:
+        folded = accs[0]
+        for acc in accs[1:]:
+            try:
+                folded = own.merge(folded, acc)
+            except Exception as error:
+                raise user_error(error, self._node, acc, redact) from None
+        return folded
+
+    def joined(
+        self, known: pa.Array, old: list[pa.Array], new: list[pa.Array], redact: bool
+    ) -> list[pa.Array]:
+        """The state's columns with the epoch's; `known` says which keys had state."""
+        result = []
+        for place, (name, _, part) in enumerate(self._plan):
+            if self.columns.get(name.rsplit(".", 1)[0], Column("", None)).kind == "approx_distinct":
+                pairs = zip(column_values(old[place]), column_values(new[place]), strict=True)
+                result.append(pa.array([_union([o, n]) for o, n in pairs], pa.binary()))
+            else:
+                result.append(_flat(part.join(old[place], new[place], known)).cast(old[place].type))
+        for place, own in enumerate(self.own.values(), start=len(self._plan)):
+            olds, news = column_values(old[place]), column_values(new[place])
+            hits = column_values(known)
+            folded = [
+                self._fold(own, [o, n], redact) if k else n for o, n, k in zip(olds, news, hits, strict=True)
+            ]
+            result.append(self._own_array(own, folded))
+        return result
+
+    def results(self, columns: list[pa.Array], redact: bool) -> list[tuple[str, pa.Array]]:
+        """What is emitted, by the user's names, in the user's order."""
+        kept = dict(zip(self.names, columns, strict=True))
+        made: list[tuple[str, pa.Array]] = []
+        for name, body in self._node.body.items():
+            if isinstance(body, Aggregate):
+                made.append((name, self._own_result(body, kept[name], redact)))
+            elif body.kind == "mean":
+                total = kept[f"{name}.0"]
+                counted = kept[f"{name}.1"]
+                divisor = counted.cast(pa.float64()) if not pa.types.is_decimal(total.type) else counted
+                amount = total.cast(pa.float64()) if not pa.types.is_decimal(total.type) else total
+                divisor = pc.if_else(pc.equal(counted, 0), pa.scalar(None, divisor.type), divisor)
+                made.append((name, pc.divide(amount, divisor)))
+            elif body.kind == "approx_distinct":
+                made.append(
+                    (name, pa.array([_estimate(s) for s in column_values(kept[f"{name}.0"])], pa.int64()))
+                )
+            else:
+                made.append((name, kept[f"{name}.0"]))
+        return made
+
+    def _own_result(self, own: Aggregate, accumulators: pa.Array, redact: bool) -> pa.Array:
+        kind = own.arrow_accumulator() if own.result_type is None else arrow_type(own.result_type)
+        values = []
+        for acc in column_values(accumulators):
+            try:
+                values.append(own.result(acc))
+            except Exception as error:
+                raise user_error(error, self._node, acc, redact) from None
+        return pa.array(values, type=kind)
+
+
+def _flat(array: Any) -> pa.Array:
+    if isinstance(array, pa.ChunkedArray):
+        return pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    return array
+
+
+def _set(table: pa.Table, name: str, array: pa.Array) -> pa.Table:
+    return table.set_column(table.schema.get_field_index(name), name, array)
+
+
+def _sketch(values: list[Any]) -> bytes:
+    sketch = ds.hll_sketch(_LG_K)
+    for value in values:
+        sketch.update(value if isinstance(value, (int, float, str)) else repr(value))
+    return bytes(sketch.serialize_compact())
+
+
+def _union(sketches: list[bytes | None]) -> bytes:
+    union = ds.hll_union(_LG_K)
+    for data in sketches:
+        if data is not None:
+            union.update(ds.hll_sketch.deserialize(data))
+    return bytes(union.get_result().serialize_compact())
+
+
+def _estimate(data: bytes) -> int:
+    return int(round(ds.hll_sketch.deserialize(data).get_estimate()))
+
+
+def old_columns(found: list[Any], known: np.ndarray, types: list[pa.DataType]) -> list[pa.Array]:
+    """State's tuples as columns; null where a key had none."""
+    blank = (None,) * len(types)
+    if known.all():
+        columns = zip(*found, strict=True)
+    else:
+        columns = zip(*(f if k else blank for f, k in zip(found, known.tolist(), strict=True)), strict=True)
+    return [pa.array(list(c), type=t) for c, t in zip(columns, types, strict=True)]

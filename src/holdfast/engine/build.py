@@ -1,0 +1,116 @@
+"""From a user's pipeline and settings to a program and the identity its directory is held to."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from holdfast.config import Settings
+from holdfast.engine.program import Program
+from holdfast.errors import HoldfastError, IncompatibleError
+from holdfast.functions import Aggregate
+from holdfast.io.base import Source
+from holdfast.log.records import Identity
+from holdfast.plan import graph as g
+from holdfast.plan.stages import Stages, cut
+from holdfast.state.descriptors import declared_states
+
+if TYPE_CHECKING:
+    from holdfast.pipeline import Pipeline
+
+
+def build_stages(pipeline: Pipeline) -> Stages:
+    """The stages of a pipeline, with the schemas of its sources read."""
+    graph = pipeline.graph()
+    nodes = []
+    for node in graph.nodes:
+        if node.kind == g.SOURCE:
+            node = dataclasses.replace(node, schema=_schema_of(node))
+        nodes.append(node)
+    return cut(g.Graph(graph.name, tuple(nodes)))
+
+
+def _schema_of(node: g.Node) -> Any:
+    source: Source = node.body
+    try:
+        return source.schema().remove_metadata()
+    except HoldfastError as error:
+        raise error.at(node.uid, node.where) from None
+
+
+def build_program(stages: Stages, settings: Settings, parallelism: int, directory: str) -> Program:
+    """What is sent to the executors."""
+    return Program(
+        name=stages.graph.name,
+        stages=stages,
+        parallelism=parallelism,
+        key_groups=settings.key_groups,
+        backend=settings.backend,
+        staging=f"{directory}/staging",
+        state_root=settings.state_root or f"{directory}/state",
+        heap_limit_bytes=settings.heap_limit_bytes,
+        rocksdb_cache_bytes=settings.rocksdb_cache_bytes,
+        redact=settings.redact,
+    )
+
+
+def identity_of(stages: Stages, settings: Settings, parallelism: int) -> Identity:
+    """What a directory will belong to."""
+    operators: dict[str, dict[str, Any]] = {}
+    for node in stages.graph.nodes:
+        if node.kind in g.NEEDS_UID:
+            operators[node.uid] = {"kind": node.kind, **_facts(node)}
+    return Identity(stages.graph.name, settings.key_groups, parallelism, settings.backend, operators)
+
+
+def _facts(node: g.Node) -> dict[str, Any]:
+    if node.kind == g.PROCESS:
+        states = declared_states(type(node.body))
+        return {"states": {n: s.facts() for n, s in states.items()}, "key": _key(node)}
+    if node.kind == g.AGGREGATE:
+        shown = {n: _describe(a) for n, a in node.body.items()}
+        return {"aggregates": shown, "key": _key(node)}
+    if node.kind == g.REDUCE:
+        return {"key": _key(node)}
+    return {"type": type(node.body).__name__}
+
+
+def _key(node: g.Node) -> str:
+    key = node.inputs[0].key
+    return "" if key is None else (", ".join(key.columns) if key.columns else "function")
+
+
+def _describe(aggregate: Any) -> str:
+    if isinstance(aggregate, Aggregate):
+        return f"{type(aggregate).__name__}: {aggregate.arrow_accumulator()}"
+    return repr(aggregate)
+
+
+def check_identity(there: Identity, here: Identity, directory: str) -> None:
+    """Refuse a directory that belongs to another pipeline, or to this one with other uids or types."""
+    differences = list(_differences(there, here))
+    if differences:
+        raise IncompatibleError(
+            f"The directory {directory} does not fit this pipeline: {differences[0]}.",
+            remedy="Choose another directory (--dir), or bring the pipeline back to what the directory holds.",
+            detail="\n".join(f"  - {d}" for d in differences),
+        )
+
+
+def _differences(there: Identity, here: Identity) -> Any:
+    if there.name != here.name:
+        yield f"it belongs to the pipeline {there.name!r}, this is {here.name!r}"
+        return
+    for field in ("key_groups", "parallelism", "backend"):
+        if getattr(there, field) != getattr(here, field):
+            yield f"{field} was {getattr(there, field)!r} and is {getattr(here, field)!r} now"
+    for uid in sorted(set(there.operators) - set(here.operators)):
+        yield f"the {there.operators[uid]['kind']} {uid!r} is stored there and missing here"
+    for uid in sorted(set(here.operators) - set(there.operators)):
+        yield f"the {here.operators[uid]['kind']} {uid!r} is new here"
+    for uid in sorted(set(here.operators) & set(there.operators)):
+        was, is_now = there.operators[uid], here.operators[uid]
+        if was != is_now:
+            changed = [k for k in {**was, **is_now} if was.get(k) != is_now.get(k)]
+            for key in changed:
+                yield f"{uid!r}: {key} was {was.get(key)} and is {is_now.get(key)} now"

@@ -1,0 +1,346 @@
+"""A chain: stateless operators fused into one task, a batch passing from one to the next by a method call.
+
+Ends in sinks and exchanges. Built anew for each attempt from the stages of the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from holdfast.data.rows import column_values
+from holdfast.engine.aggregate import Combiner, partial_edge
+from holdfast.engine.batch import Batch, SchemaBook
+from holdfast.engine.calls import reached, user_error
+from holdfast.engine.exchange import DataHead, data_blob, divide
+from holdfast.errors import PipelineError, SchemaError
+from holdfast.io.base import Sink, SinkWriter, StagedFile, Target
+from holdfast.plan import graph as g
+from holdfast.plan.stages import Exchange, Stage, Stages, takers
+from holdfast.state.keygroups import check_key_type, groups_of, key_groups
+
+KEY = "__key"
+"""Columns that carry the key through an exchange where it is a function of the record."""
+
+
+class Step(Protocol):
+    """Something a batch can be pushed into."""
+
+    mutates: bool
+
+    def push(self, batch: Batch) -> None: ...
+
+
+class Fan:
+    """An output and all who take it; dicts are copied for all but the last who might change them."""
+
+    def __init__(self, steps: list[Step]) -> None:
+        self._steps = steps
+
+    def push(self, batch: Batch) -> None:
+        if not len(batch):
+            return
+        last = len(self._steps) - 1
+        for place, step in enumerate(self._steps):
+            step.push(batch.copy() if step.mutates and place < last else batch)
+
+
+class _Rows:
+    """A per-record function: the body of map, filter and flat_map."""
+
+    mutates = True
+
+    def __init__(self, node: g.Node, out: Fan, redact: bool) -> None:
+        self._node, self._out, self._redact = node, out, redact
+        self._run: Callable[[Any], list[Any]] = {
+            g.MAP: self._map,
+            g.FILTER: self._filter,
+            g.FLAT_MAP: self._flat,
+        }[node.kind]
+
+    def push(self, batch: Batch) -> None:
+        rows = batch.rows()
+        iterator = iter(rows)
+        try:
+            out = self._run(iterator)
+        except Exception as error:
+            raise user_error(error, self._node, reached(rows, iterator), self._redact) from None
+        try:
+            self._out.push(Batch(rows=out))
+        except SchemaError as error:
+            raise error.at(self._node.uid, self._node.where) from None
+
+    def _map(self, rows: Any) -> list[Any]:
+        function = self._node.body
+        return [function(r) for r in rows]
+
+    def _filter(self, rows: Any) -> list[Any]:
+        function = self._node.body
+        return [r for r in rows if function(r)]
+
+    def _flat(self, rows: Any) -> list[Any]:
+        function = self._node.body
+        return [o for r in rows for o in (function(r) or ())]
+
+
+class _Tables:
+    """A per-batch function."""
+
+    mutates = False
+
+    def __init__(self, node: g.Node, out: Fan, book: SchemaBook, redact: bool) -> None:
+        self._node, self._out, self._book, self._redact = node, out, book, redact
+
+    def push(self, batch: Batch) -> None:
+        table = self._book.table(self._node.uid, batch)
+        try:
+            made = self._node.body(table)
+        except Exception as error:
+            raise user_error(
+                error, self._node, f"a table of {table.num_rows} records", self._redact
+            ) from None
+        if isinstance(made, pa.RecordBatch):
+            made = pa.Table.from_batches([made])
+        if not isinstance(made, pa.Table):
+            raise SchemaError(
+                f"map_batches must return a pyarrow.Table, not {type(made).__name__}.",
+                uid=self._node.uid,
+                where=self._node.where,
+                remedy="Return a table; an empty one (table.slice(0, 0)) for nothing.",
+            )
+        self._out.push(Batch(table=made))
+
+
+class _ToSink:
+    """The end of a stream: one attempt's output of one sink."""
+
+    mutates = False
+
+    def __init__(self, node: g.Node, writer: SinkWriter, book: SchemaBook) -> None:
+        self.uid = node.uid
+        self.rows = 0
+        self._node, self._writer, self._book = node, writer, book
+        self._schema: pa.Schema | None = None
+
+    def push(self, batch: Batch) -> None:
+        try:
+            table = self._book.table(self.uid, batch)
+        except SchemaError as error:
+            raise error.at(self.uid, self._node.where) from None
+        if self._schema is not None and not table.schema.equals(self._schema):
+            return  # the driver sees both schemas and runs the epoch again with one that holds both
+        self._schema = table.schema
+        self.rows += table.num_rows
+        self._writer.write(table)
+
+    def close(self) -> list[StagedFile]:
+        return self._writer.close()
+
+    def abort(self) -> None:
+        self._writer.abort()
+
+
+class ToExchange:
+    """The start of a channel: records by key group, cut by shard, one blob for each flush and shard."""
+
+    mutates = False
+
+    def __init__(
+        self, exchange: Exchange, target: g.Node, shape: Shape, book: SchemaBook, redact: bool
+    ) -> None:
+        self._exchange, self._target, self._shape, self._book, self._redact = (
+            exchange,
+            target,
+            shape,
+            book,
+            redact,
+        )
+        self.edge = f"{target.uid}<{exchange.order}"
+        self._parts: list[pa.Table] = []
+        self._combiner = Combiner.of(target, exchange.key, redact)
+        self._sequence = 0
+        self.blobs: list[tuple[int, bytes]] = []
+
+    def push(self, batch: Batch) -> None:
+        try:
+            self._push(batch)
+        except SchemaError as error:
+            raise error.at(self._target.uid, self._target.where) from None
+
+    def _push(self, batch: Batch) -> None:
+        if self._combiner is not None and self._combiner.by_record:
+            rows = batch.rows()
+            self._combiner.add_rows(rows, self._keys_of(rows))
+            return
+        keys = None
+        if self._exchange.key.function is not None:
+            rows = batch.rows()
+            keys = self._key_table(self._keys_of(rows))
+            batch = Batch(rows=rows)
+        table = self._book.table(self.edge, batch)
+        if keys is not None:
+            for name in keys.schema.names:
+                table = table.append_column(name, keys.column(name))
+        if self._combiner is not None:
+            table = self._combiner.partial(table)
+            self._book.note(partial_edge(self.edge), table.schema)
+        self._parts.append(table)
+
+    def _keys_of(self, rows: list[Any]) -> list[Any]:
+        key = self._exchange.key
+        if key.function is None:
+            try:
+                if len(key.columns) == 1:
+                    name = key.columns[0]
+                    return [r[name] for r in rows]
+                return [tuple(r[n] for n in key.columns) for r in rows]
+            except KeyError as error:
+                raise _no_such_column(str(error.args[0]), list(rows[0]), self._target) from None
+        iterator = iter(rows)
+        try:
+            return [key.function(r) for r in iterator]
+        except Exception as error:
+            raise user_error(error, self._target, reached(rows, iterator), self._redact) from None
+
+    def _key_table(self, keys: list[Any]) -> pa.Table:
+        width = len(keys[0]) if isinstance(keys[0], tuple) else 0
+        if any((len(k) if isinstance(k, tuple) else 0) != width for k in keys):
+            raise SchemaError("A key function must give tuples of one length, or no tuples.")
+        if width:
+            rows = [{f"{KEY}{i}": part for i, part in enumerate(key)} for key in keys]
+        else:
+            rows = [{f"{KEY}0": key} for key in keys]
+        return self._book.table(f"{self.edge}#key", Batch(rows=rows))
+
+    def flush(self, upstream: int) -> None:
+        """Send what has come so far: a range is through, or a shard's output."""
+        if self._combiner is not None and self._combiner.by_record:
+            made = self._combiner.take_rows()
+            if made is not None:
+                edge = partial_edge(self.edge)
+                table = self._book.table(edge, Batch(rows=made)) if made else None
+                if table is not None:
+                    self._parts.append(table)
+        if not self._parts:
+            return
+        table = (
+            pa.concat_tables(self._parts, promote_options="permissive")
+            if len(self._parts) > 1
+            else self._parts[0]
+        )
+        self._parts = []
+        if self._combiner is not None and not self._combiner.by_record:
+            table = self._combiner.merged(table)
+        columns = self._key_columns(table)
+        groups = key_groups(columns, self._shape.key_groups)
+        head = DataHead(self._exchange.id, self._exchange.order, upstream, self._sequence)
+        self._sequence += 1
+        for shard, part in divide(table, groups, self._shape.first_groups):
+            self.blobs.append((shard, data_blob(head, part)))
+
+    def _key_columns(self, table: pa.Table) -> list[Any]:
+        columns = []
+        for name in key_names(self._exchange.key, table.schema):
+            if name not in table.schema.names:
+                raise _no_such_column(name, table.schema.names, self._target)
+            check_key_type(table.schema.field(name).type, self._target.uid)
+            columns.append(table.column(name))
+        return columns
+
+    @property
+    def target(self) -> int:
+        return self._exchange.target
+
+
+def _no_such_column(name: str, there: list[str], target: g.Node) -> PipelineError:
+    return PipelineError(
+        f"There is no column {name!r} to key by; there are {there}.",
+        uid=target.uid,
+        where=target.where,
+        remedy="Key by a column that the stream has, or by a function of the record.",
+    )
+
+
+def key_names(key: g.Key, schema: pa.Schema) -> list[str]:
+    """The columns that hold the key inside an exchange."""
+    if key.columns:
+        return list(key.columns)
+    return [n for n in schema.names if n.startswith(KEY)]
+
+
+def keys_in(table: pa.Table, names: list[str]) -> list[Any]:
+    """The keys of a table's rows as Python values."""
+    columns = [column_values(table.column(n)) for n in names]
+    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+
+class Shape:
+    """How the key space is cut: the same for every keyed stage."""
+
+    def __init__(self, parallelism: int, key_groups: int) -> None:
+        self.parallelism = parallelism
+        self.key_groups = key_groups
+        firsts = [groups_of(s, parallelism, key_groups).start for s in range(parallelism)]
+        self.first_groups: npt.NDArray[np.int64] = np.array(firsts, dtype=np.int64)
+
+
+class Chain:
+    """What one attempt of one stage runs after its root, with its sinks and exchanges."""
+
+    def __init__(
+        self, stages: Stages, stage: Stage, shape: Shape, book: SchemaBook, target: Target, redact: bool
+    ) -> None:
+        self._stages, self._stage, self._shape, self._book = stages, stage, shape, book
+        self._target, self._redact = target, redact
+        self.sinks: dict[int, _ToSink] = {}
+        self.exchanges: dict[int, ToExchange] = {}
+        self._built: dict[int, Step] = {}
+        root = stages.node(stage.root)
+        self.outputs = {tag: self._fan(root, tag) for tag in root.tags}
+
+    def _fan(self, node: g.Node, tag: str) -> Fan:
+        inside, leaving = takers(self._stages, self._stage, node.id, tag)
+        steps: list[Step] = [self._step(n) for n, _ in inside]
+        return Fan(steps + [self._leave(e) for e in leaving])
+
+    def _step(self, node: g.Node) -> Step:
+        if node.id not in self._built:
+            self._built[node.id] = self._make(node)
+        return self._built[node.id]
+
+    def _make(self, node: g.Node) -> Step:
+        if node.kind == g.SINK:
+            sink = node.body
+            assert isinstance(sink, Sink)
+            target = Target(
+                node.uid, self._target.epoch, self._target.task, self._target.attempt, self._target.folder
+            )
+            self.sinks[node.id] = _ToSink(node, sink.writer(target), self._book)
+            return self.sinks[node.id]
+        if node.kind == g.MAP_BATCHES:
+            return _Tables(node, self._fan(node, g.MAIN), self._book, self._redact)
+        return _Rows(node, self._fan(node, g.MAIN), self._redact)
+
+    def _leave(self, exchange: Exchange) -> Step:
+        if exchange.id not in self.exchanges:
+            target = self._stages.node(exchange.target)
+            self.exchanges[exchange.id] = ToExchange(exchange, target, self._shape, self._book, self._redact)
+        return self.exchanges[exchange.id]
+
+    def flush(self, upstream: int) -> None:
+        """A range, or a shard's epoch, is through: send what the exchanges hold."""
+        for exchange in self.exchanges.values():
+            exchange.flush(upstream)
+
+    def close(self) -> dict[str, list[StagedFile]]:
+        """Finish the sinks: what was staged, by uid."""
+        return {s.uid: s.close() for s in self.sinks.values()}
+
+    def abort(self) -> None:
+        """Drop what was staged."""
+        for sink in self.sinks.values():
+            sink.abort()

@@ -1,0 +1,48 @@
+"""When an epoch is cut. Pure."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Wait(enum.Enum):
+    """What to do now."""
+
+    CUT = "cut"
+    WAIT = "wait"
+    END = "end"
+
+
+def when_to_cut(
+    cut: str,
+    interval_s: float,
+    *,
+    waited_s: float,
+    records: int,
+    full: bool,
+    backlog: int,
+    exhausted: bool,
+    drain: bool,
+    empty: bool = False,
+) -> Wait:
+    """Whether to cut an epoch now.
+
+    "interval": when the interval is over and there is data (or without, if `empty` ones are wanted), or at
+    once when an epoch is full or more is waiting; "data": as soon as there is any; "full": only when an epoch
+    is full, or nothing more can come. Draining, whatever is there is taken at once, and the end comes when
+    there is nothing.
+
+    >>> when_to_cut("data", 1, waited_s=0, records=0, full=False, backlog=0, exhausted=False, drain=False)
+    <Wait.WAIT: 'wait'>
+    """
+    if records == 0 and (exhausted or drain):
+        return Wait.END
+    if full or backlog > 0 or drain:
+        return Wait.CUT
+    if exhausted and records:
+        return Wait.CUT
+    if cut == "data" and records:
+        return Wait.CUT
+    if cut == "interval" and waited_s >= interval_s and (records or empty):
+        return Wait.CUT
+    return Wait.WAIT

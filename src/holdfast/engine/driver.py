@@ -1,0 +1,337 @@
+"""The epoch loop: plan, run, commit, publish; one life of a driver.
+
+start      take the generation · publish what was decided · stand at the last commit
+each epoch 1 plan     ask the sources, fix ranges and clock: the plan record
+           2 run      one Spark job; again where schemas had to be settled
+           3 commit   the commit record is the decision
+           4 publish  sinks show what was decided
+stop       between epochs, never inside one
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from holdfast.config import Settings
+from holdfast.engine.cut import Wait, when_to_cut
+from holdfast.engine.epoch import Again, Done, Failed, Lacking, assign, decide, judge, stamps, texts
+from holdfast.engine.program import Header, Program, Report, declared_schemas
+from holdfast.errors import EngineError, HoldfastError, SinkError, StateLostError
+from holdfast.io.base import Decided, Limit, Offer, Sink, Source
+from holdfast.log.journal import Journal
+from holdfast.log.records import Commit, Plan
+from holdfast.metrics import EpochFacts
+from holdfast.plan import graph as g
+
+_log = logging.getLogger("holdfast.driver")
+
+MAINTAIN_EVERY_S = 5.0
+
+
+class Runner(Protocol):
+    """What runs an epoch's tasks: Spark, or this process."""
+
+    def run(self, plan: Plan, header: Header) -> list[Report]: ...
+
+    def remember(self, commit: Commit | None) -> None: ...
+
+
+class Driver:
+    """Runs a program's epochs until told to stop, drained or done."""
+
+    def __init__(
+        self,
+        program: Program,
+        runner: Runner,
+        journal: Journal,
+        settings: Settings,
+        *,
+        tasks: int,
+        directory: Path,
+        on_epoch: Callable[[EpochFacts], None] = lambda facts: None,
+        clock_ms: Callable[[], int] = lambda: int(time.time() * 1000),
+    ) -> None:
+        self._program, self._runner, self._journal, self._settings = program, runner, journal, settings
+        self._tasks, self._on_epoch, self._clock_ms, self._directory = tasks, on_epoch, clock_ms, directory
+        graph = program.stages.graph
+        self._sources: dict[str, Source] = {n.uid: n.body for n in graph.of_kind(g.SOURCE)}
+        self._sinks: dict[str, g.Node] = {n.uid: n for n in graph.of_kind(g.SINK)}
+        self._stop = threading.Event()
+        self._upkeep = _Upkeep([n.body for n in self._sinks.values()], Path(program.staging))
+        self._last: Commit | None = None
+        self._published = 0
+        self._positions: dict[str, Any] = {}
+        self._pinned = texts(declared_schemas(program.stages))
+        self._now_ms = 0
+        self._backlog = 0
+        self._polled_ms = 0
+        self._cut_at = self._asked_at = 0.0
+
+    @property
+    def last_epoch(self) -> int:
+        """The newest decided epoch."""
+        return 0 if self._last is None else self._last.epoch
+
+    def stop(self) -> None:
+        """Ask to stop after the epoch under way."""
+        self._stop.set()
+
+    def start(self) -> None:
+        """Stand at the last commit: publish what was decided, take over positions and schemas."""
+        last = self._journal.last_epoch()
+        self._last = self._journal.commit(last) if last else None
+        for node in self._sinks.values():
+            node.body.discard(f"{self._journal.generation}")
+        if self._last is not None:
+            for epoch in range(self._last.published + 1, last):
+                earlier = self._journal.commit(epoch)
+                if earlier is not None:
+                    self._publish(earlier)
+            self._publish(self._last)
+            plan = self._journal.plan(last)
+            assert plan is not None
+            self._positions, self._now_ms = dict(plan.positions), plan.now_ms
+            self._pinned.update(self._last.schemas)
+        self._published = last
+        self._runner.remember(self._last)
+        self._upkeep.start()
+
+    def run(self) -> None:
+        """Epochs until it is time to stop."""
+        done = 0
+        limit = self._settings.epochs
+        try:
+            while not self._stop.is_set() and (limit is None or done < limit):
+                started = time.perf_counter()
+                plan = self._journal.plan(self.last_epoch + 1) or self._new_plan()
+                if plan is None:
+                    return
+                self._run_epoch(plan, started)
+                done += 1
+        finally:
+            self._upkeep.stop()
+
+    # 1 Plan
+
+    def _new_plan(self) -> Plan | None:
+        """Wait until an epoch is due, and fix it. None: it is time to stop."""
+        while True:
+            offers = self._offers()
+            wait = when_to_cut(
+                self._settings.cut,
+                self._settings.interval_s,
+                waited_s=time.monotonic() - self._cut_at,
+                records=_count(offers),
+                full=self._is_full(offers),
+                backlog=sum(o.backlog for o in offers.values()),
+                exhausted=all(o.exhausted for o in offers.values()),
+                drain=self._settings.drain,
+                empty=self._settings.empty_epochs,
+            )
+            if wait is Wait.CUT:
+                break
+            if (
+                wait is Wait.END
+                or self._stop.wait(min(0.02, self._settings.interval_s))
+                or self._journal_says_stop()
+            ):
+                return None
+        return self._fix(offers)
+
+    def _offers(self) -> dict[str, Offer]:
+        self._polled_ms = max(self._clock_ms(), self._now_ms + 1)
+        limit = Limit(self._settings.max_records, self._tasks, self._polled_ms)
+        offers = {}
+        for uid, source in self._sources.items():
+            try:
+                offers[uid] = source.plan(self._positions.get(uid), limit)
+            except HoldfastError as error:
+                node = self._program.stages.graph.by_uid(uid)
+                raise error.at(uid, node.where) from None
+        return offers
+
+    def _is_full(self, offers: dict[str, Offer]) -> bool:
+        return _count(offers) >= self._settings.max_records or any(o.backlog > 0 for o in offers.values())
+
+    def _journal_says_stop(self) -> bool:
+        now = time.monotonic()
+        if now - self._asked_at < 0.5:
+            return False
+        self._asked_at = now
+        if self._journal.asked_to_stop():
+            self._stop.set()
+            return True
+        self._journal.check_fence()
+        return False
+
+    def _fix(self, offers: dict[str, Offer]) -> Plan:
+        plan = Plan(
+            epoch=self.last_epoch + 1,
+            generation=self._journal.generation,
+            now_ms=self._polled_ms,
+            tasks=assign(offers, self._tasks),
+            positions={uid: o.position for uid, o in offers.items()},
+            schemas=self._pinned,
+            exhausted=[uid for uid, o in offers.items() if o.exhausted],
+        )
+        self._backlog = sum(o.backlog for o in offers.values())
+        self._cut_at = time.monotonic()
+        self._journal.put_plan(plan)
+        return plan
+
+    # 2 Run
+
+    def _run_epoch(self, plan: Plan, started: float) -> None:
+        planned = time.perf_counter()
+        done, runs, reloads = self._run(plan)
+        ran = time.perf_counter()
+        commit = decide(plan, done, self._journal.generation, self._published, (ran - planned) * 1e3)
+        self._journal.put_commit(commit)
+        decided = time.perf_counter()
+        self._stand_at(plan, commit)
+        self._publish(commit)
+        self._published = commit.epoch
+        self._upkeep.decided(commit.epoch)
+        shown = time.perf_counter()
+        sealed = [s.sealed for shards in commit.shards.values() for s in shards]
+        self._on_epoch(
+            EpochFacts(
+                epoch=plan.epoch,
+                now_ms=plan.now_ms,
+                records_in=commit.records_in,
+                records_out=commit.records_out,
+                bad_records=commit.bad_records,
+                backlog=self._backlog,
+                plan_ms=(planned - started) * 1e3,
+                run_ms=(ran - planned) * 1e3,
+                commit_ms=(decided - ran) * 1e3,
+                publish_ms=(shown - decided) * 1e3,
+                state_keys=sum(max(s.live.values(), default=0) for s in sealed),
+                state_bytes=sum(s.size_bytes for s in sealed),
+                runs=runs,
+                reloads=reloads,
+            )
+        )
+        self._journal_says_stop()
+
+    def _run(self, plan: Plan) -> tuple[Done, int, int]:
+        """Run a plan until its outcome stands. Schemas settle in two runs; more are a fault."""
+        pinned = self._pinned
+        for run in range(1, 5):
+            header = Header(
+                plan.epoch,
+                self._journal.generation,
+                plan.now_ms,
+                len(plan.tasks),
+                stamps(self._last),
+                pinned,
+                attempt=f"r{run}" if run > 1 else "",
+            )
+            reports = self._runner.run(plan, header)
+            outcome = judge(self._program, len(plan.tasks), pinned, reports)
+            if isinstance(outcome, Done):
+                return outcome, run, sum(r.reloads for r in reports)
+            if isinstance(outcome, Failed):
+                raise self._located(outcome.error)
+            if isinstance(outcome, Lacking):
+                raise self._lost(outcome)
+            assert isinstance(outcome, Again)
+            pinned = outcome.schemas
+        raise EngineError(
+            f"The schemas of epoch {plan.epoch} don't settle.", remedy="Declare schema= on the operators."
+        )
+
+    def _located(self, error: HoldfastError) -> HoldfastError:
+        """The error with the place where its operator was defined."""
+        nodes = [n for n in self._program.stages.graph.nodes if n.uid == error.uid]
+        return error.at(error.uid, nodes[0].where) if nodes else error
+
+    def _lost(self, outcome: Lacking) -> StateLostError:
+        uid, shard = outcome.shards[0]
+        return StateLostError(
+            f"Shard {shard} does not have the version that epoch {self.last_epoch} committed, nor does the disk of "
+            "the host it runs on.",
+            uid=uid,
+            remedy="Bring back the host that had it (or its state_root) and start again; nothing was committed since.",
+            detail="\n".join(f"  - {u}, shard {n}" for u, n in outcome.shards),
+        )
+
+    # 3 Commit
+
+    def _stand_at(self, plan: Plan, commit: Commit) -> None:
+        self._last = commit
+        self._positions, self._now_ms = dict(plan.positions), plan.now_ms
+        self._pinned = commit.schemas
+        self._runner.remember(commit)
+
+    # 4 Publish
+
+    def _publish(self, commit: Commit) -> None:
+        for uid, node in self._sinks.items():
+            files = commit.sinks.get(uid, [])
+            if not files:
+                continue
+            decided = Decided(uid, commit.epoch, self._journal.generation, files, self._program.staging)
+            try:
+                node.body.publish(decided)
+            except HoldfastError as error:
+                raise error.at(uid, node.where) from None
+            except OSError as error:
+                raise SinkError(
+                    f"Epoch {commit.epoch} is decided but can't be published: {error}",
+                    uid=uid,
+                    where=node.where,
+                    remedy="Make room or mend the folder, and start again: it is published then, and only once.",
+                ) from None
+
+
+def _count(offers: dict[str, Offer]) -> int:
+    """Records on offer, as far as the sources know; one for a range of unknown size."""
+    return sum(p.records if p.records >= 0 else 1 for o in offers.values() for p in o.ranges)
+
+
+class _Upkeep:
+    """A thread that lets sinks tidy up behind the epochs, and removes staged files that nobody needs again."""
+
+    def __init__(self, sinks: list[Sink], staging: Path) -> None:
+        self._sinks, self._staging = sinks, staging
+        self._epoch = 0
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="holdfast-upkeep", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def decided(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def stop(self) -> None:
+        self._ending.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=30)
+
+    def _loop(self) -> None:
+        while not self._ending.wait(MAINTAIN_EVERY_S):
+            _sweep(self._staging, self._epoch - 1)
+            for sink in self._sinks:
+                try:
+                    sink.maintain(self._epoch)
+                except Exception as error:  # upkeep is never worth a pipeline
+                    _log.warning("upkeep of %s: %s", sink.describe(), error)
+
+
+def _sweep(staging: Path, published: int) -> None:
+    """Remove what was staged for epochs that are published, and will not be again: one before the newest."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(staging):
+            epoch = re.search(r"-(\d{8})-", name)
+            if epoch is not None and int(epoch[1]) <= published:
+                (staging / name).unlink()

@@ -1,0 +1,175 @@
+"""The decisions of an epoch, as pure functions: how ranges become tasks, and what reports amount to.
+
+offers ── assign ──> plan ── (run) ──> reports ── judge ──> Failed | Again | Lacking | Done
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from holdfast.data import schemas
+from holdfast.engine.program import Program, Report
+from holdfast.errors import EngineError, HoldfastError, from_facts
+from holdfast.io.base import Offer, StagedFile
+from holdfast.log.records import Commit, Plan, PlannedRange, ShardCommit
+
+
+def assign(offers: Mapping[str, Offer], tasks: int) -> list[list[PlannedRange]]:
+    """The ranges of each source task: the largest first, each to the task with the least to do.
+
+    Ordinals follow the order of sources and of each source's ranges, whatever task a range goes to. There
+    is always at least one task, for someone must bring the control records.
+    """
+    ranges: list[PlannedRange] = []
+    for uid, offer in offers.items():
+        for piece in offer.ranges:
+            ranges.append(PlannedRange(len(ranges), uid, piece))
+    count = max(1, min(tasks, len(ranges)))
+    loads = [0] * count
+    assigned: list[list[PlannedRange]] = [[] for _ in range(count)]
+    for planned in sorted(ranges, key=lambda r: (-_weight(r), r.ordinal)):
+        least = loads.index(min(loads))
+        loads[least] += _weight(planned)
+        assigned[least].append(planned)
+    return [sorted(task, key=lambda r: r.ordinal) for task in assigned]
+
+
+def _weight(planned: PlannedRange) -> int:
+    piece = planned.piece
+    return max(1, piece.records if piece.records >= 0 else piece.end - piece.start)
+
+
+@dataclasses.dataclass(frozen=True)
+class Failed:
+    """Something went wrong that running again would not mend."""
+
+    error: HoldfastError
+
+
+@dataclasses.dataclass(frozen=True)
+class Again:
+    """Tasks wrote with different schemas: the epoch must run again with these pinned."""
+
+    schemas: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Lacking:
+    """Shards that do not have their committed version: (uid of the stage, shard)."""
+
+    shards: list[tuple[str, int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """All attempts that are needed are there."""
+
+    shards: dict[str, list[ShardCommit]]
+    sinks: dict[str, list[StagedFile]]
+    schemas: dict[str, str]
+    records_in: int
+    records_out: dict[str, int]
+    bad: dict[str, int]
+
+
+Outcome = Failed | Again | Lacking | Done
+
+
+def judge(
+    program: Program, source_tasks: int, pinned: Mapping[str, str], reports: Sequence[Report]
+) -> Outcome:
+    """What an epoch's reports amount to."""
+    expected = source_tasks + len(program.stages.keyed) * program.parallelism
+    by_task = {r.task: r for r in reports}
+    if len(by_task) != len(reports) or len(reports) != expected:
+        return Failed(EngineError(f"{len(reports)} of {expected} tasks reported: {sorted(by_task)}."))
+    for report in sorted(reports, key=lambda r: r.task):
+        if report.error is not None:
+            return Failed(from_facts(report.error))
+    lacking = sorted((r.stage, r.shard) for r in reports if r.lacking)
+    if lacking:
+        return Lacking(lacking)
+    try:
+        settled, again = _settle(pinned, reports)
+    except HoldfastError as error:
+        return Failed(error)
+    if again:
+        return Again(settled)
+    return _done(program, settled, reports)
+
+
+def _settle(pinned: Mapping[str, str], reports: Sequence[Report]) -> tuple[dict[str, str], bool]:
+    seen: dict[str, dict[str, None]] = {}
+    for report in sorted(reports, key=lambda r: r.task):
+        for edge, texts in report.schemas.items():
+            seen.setdefault(edge, {}).update(dict.fromkeys(texts))
+    settled, again = dict(pinned), False
+    for edge, found in seen.items():
+        if list(found) == [pinned.get(edge)]:
+            continue
+        before = schemas.from_text(pinned[edge]) if edge in pinned else None
+        uid = edge.split("<")[0]
+        schema, differs = schemas.settle(before, [schemas.from_text(t) for t in found], uid)
+        if schema is not None:
+            settled[edge] = schemas.to_text(schema)
+        again = again or differs
+    return settled, again
+
+
+def _done(program: Program, settled: dict[str, str], reports: Sequence[Report]) -> Outcome:
+    shards: dict[str, list[ShardCommit]] = {}
+    sinks: dict[str, list[StagedFile]] = {}
+    records_out: dict[str, int] = {}
+    bad: dict[str, int] = {}
+    for report in sorted(reports, key=lambda r: (r.stage != "", r.stage, r.shard, _number(r.task))):
+        if report.stage:
+            assert report.sealed is not None
+            shards.setdefault(report.stage, []).append(
+                ShardCommit(report.sealed, report.host, report.executor)
+            )
+        for uid, files in report.sinks.items():
+            sinks.setdefault(uid, []).extend(files)
+        for uid, count in report.records_out.items():
+            records_out[uid] = records_out.get(uid, 0) + count
+        for uid, count in report.bad.items():
+            bad[uid] = bad.get(uid, 0) + count
+    records_in = sum(r.records_in for r in reports if not r.stage)
+    return Done(shards, sinks, settled, records_in, records_out, bad)
+
+
+def _number(task: str) -> int:
+    return int(task.rsplit("-", 1)[1])
+
+
+def decide(plan: Plan, done: Done, generation: int, published: int, took_ms: float) -> Commit:
+    """The commit record of an epoch that is done."""
+    return Commit(
+        epoch=plan.epoch,
+        generation=generation,
+        shards=done.shards,
+        sinks=done.sinks,
+        schemas=done.schemas,
+        records_in=done.records_in,
+        records_out=done.records_out,
+        bad_records={u: n for u, n in done.bad.items() if n},
+        published=published,
+        took_ms=round(took_ms, 3),
+        replan=plan.replan,
+    )
+
+
+def stamps(commit: Commit | None) -> dict[str, list[str]]:
+    """The committed version of every shard."""
+    return (
+        {}
+        if commit is None
+        else {uid: [s.sealed.stamp for s in shards] for uid, shards in commit.shards.items()}
+    )
+
+
+def texts(known: Mapping[str, pa.Schema]) -> dict[str, str]:
+    """Schemas as a plan holds them."""
+    return {edge: schemas.to_text(schema) for edge, schema in known.items()}

@@ -1,0 +1,290 @@
+"""Starting a pipeline: the session, the directory, the driver on a thread, and the handle that users hold."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.config import Settings, resolve
+from holdfast.engine import session as sessions
+from holdfast.engine.build import build_program, build_stages, check_identity, identity_of
+from holdfast.engine.doors import is_local
+from holdfast.engine.driver import Driver
+from holdfast.engine.shipping import ship
+from holdfast.engine.spark_runner import SparkRunner
+from holdfast.errors import EngineError, HoldfastError
+from holdfast.log.journal import Journal
+from holdfast.metrics import EpochFacts, Recent, Status, write_status
+from holdfast.plan import graph as g
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from holdfast.pipeline import Pipeline
+
+_log = logging.getLogger("holdfast.run")
+
+Listener = Callable[[Status, EpochFacts | None], None]
+STATUS_EVERY_S = 0.2
+
+
+class Handle:
+    """A running pipeline.
+
+    >>> handle = pipeline.start(interval="1s")  # doctest: +SKIP
+    >>> handle.status().epoch, handle.last_epoch  # doctest: +SKIP
+    >>> handle.stop()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, settings: Settings, spark: SparkSession | None, listener: Listener
+    ) -> None:
+        self._pipeline, self._settings, self._spark, self._listener = pipeline, settings, spark, listener
+        self._own_session = spark is None
+        self.directory = Path(settings.dir or f".holdfast/{pipeline.name}").absolute()
+        self._status = Status(
+            pipeline=pipeline.name,
+            directory=str(self.directory),
+            generation=0,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            state="starting",
+            started_ms=int(time.time() * 1000),
+        )
+        self._recent = Recent()
+        self._written = 0.0
+        self._driver: Driver | None = None
+        self._stopping = False
+        self._error: BaseException | None = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._live, name=f"holdfast-{pipeline.name}", daemon=True)
+
+    # What users call
+
+    def status(self) -> Status:
+        """Where the run stands now."""
+        return msgspec.structs.replace(self._status)
+
+    @property
+    def last_epoch(self) -> int:
+        """The newest decided epoch."""
+        return self._status.epoch
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ended the run, if something did."""
+        return self._error
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the run has ended; True if it has. Raises what ended it."""
+        self._thread.join(timeout)
+        if self._error is not None:
+            raise self._error
+        return not self._thread.is_alive()
+
+    def stop(self, timeout: float | None = 60.0) -> None:
+        """Finish the epoch under way, then end."""
+        self.ask_to_stop()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+        if self._error is not None:
+            raise self._error
+
+    def ask_to_stop(self) -> None:
+        """Ask for the end after the epoch under way; does not wait."""
+        self._stopping = True
+        if self._driver is not None:
+            self._driver.stop()
+
+    # One life
+
+    def begin(self) -> None:
+        """Check everything that can be checked here, then let the driver live on its thread."""
+        stages = build_stages(self._pipeline)
+        if self._spark is None:
+            self._say("starting Spark")
+            self._spark = sessions.make_session(self._settings, self._pipeline.name)
+        sessions.check_session(self._spark)
+        sc = self._spark.sparkContext
+        for node in stages.graph.of_kind(g.SINK):
+            with _naming(node):
+                node.body.check()
+        sessions.wait_for_executors(sc, self._settings.wait_for_executors_s, self._say)
+        cores = sessions.cores(sc)
+        journal = Journal.at(self.directory)
+        identity = journal.identity()
+        parallelism = self._settings.parallelism or (identity.parallelism if identity else cores)
+        parallelism = min(parallelism, self._settings.key_groups)
+        wanted = identity_of(stages, self._settings, parallelism)
+        if identity is not None:
+            check_identity(identity, wanted, str(self.directory))
+        else:
+            journal.create_identity(wanted)
+        for folder in ("staging", "state"):
+            (self.directory / folder).mkdir(parents=True, exist_ok=True)
+        generation = journal.take(str(sc.applicationId))
+        program = build_program(stages, self._settings, parallelism, str(self.directory))
+        ship(sc, self._pipeline)
+        runner = SparkRunner(sc, program)
+        if not runner.pins and not is_local(sc):
+            raise EngineError(
+                "Shards can't be pinned on this cluster's PySpark.", remedy="Use a supported PySpark: 4.1+."
+            )
+        self._driver = Driver(
+            program,
+            runner,
+            journal,
+            self._settings,
+            tasks=cores,
+            directory=self.directory,
+            on_epoch=self._epoch,
+        )
+        if self._stopping:
+            self._driver.stop()
+        self._status.generation = generation.number
+        self._driver.start()
+        self._status.epoch = self._driver.last_epoch
+        self._status.state = "running"
+        self._tell(None)
+        self._thread.start()
+
+    def _live(self) -> None:
+        assert self._driver is not None
+        try:
+            self._driver.run()
+            self._end("stopped", None)
+        except BaseException as error:
+            self._end("failed", _plain(error))
+
+    def _end(self, state: str, error: BaseException | None) -> None:
+        self._error = error
+        self._status.state = state
+        self._status.error = "" if error is None else str(error)
+        self._status.updated_ms = int(time.time() * 1000)
+        write_status(self.directory, self._status)
+        self._listener(self.status(), None)
+        if self._own_session and self._spark is not None:
+            with contextlib.suppress(Exception):
+                self._spark.stop()
+
+    def _epoch(self, facts: EpochFacts) -> None:
+        now = time.time()
+        self._recent.add(now, facts.records_in)
+        status = self._status
+        status.epoch = facts.epoch
+        status.records += facts.records_in
+        status.records_per_s = self._recent.per_second()
+        status.latency_ms = facts.latency_ms
+        status.backlog = facts.backlog
+        status.state_keys, status.state_bytes = facts.state_keys, facts.state_bytes
+        for uid, count in facts.bad_records.items():
+            status.bad_records[uid] = status.bad_records.get(uid, 0) + count
+        self._tell(facts)
+
+    def _tell(self, facts: EpochFacts | None) -> None:
+        self._status.updated_ms = int(time.time() * 1000)
+        if time.monotonic() - self._written >= STATUS_EVERY_S:
+            self._written = time.monotonic()
+            write_status(self.directory, self._status)
+        self._listener(self.status(), facts)
+
+    def _say(self, message: str) -> None:
+        self._status.message = message
+        self._listener(self.status(), None)
+
+
+def _plain(error: BaseException) -> BaseException:
+    """What ended a run, without the JVM's two hundred lines."""
+    if isinstance(error, HoldfastError):
+        return error
+    text = str(error)
+    if type(error).__module__.startswith(("py4j", "pyspark")):
+        lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
+        causes = [line for line in lines if line.startswith("Caused by")]
+        made = EngineError(
+            f"Spark could not run the job: {lines[0] if lines else type(error).__name__}",
+            remedy="Look at the executors' logs; the epoch was not committed and runs again at the next start.",
+            detail="\n".join(causes[:5] or lines[:8]),
+        )
+        made.__cause__ = error
+        return made
+    return error
+
+
+@contextlib.contextmanager
+def _naming(node: g.Node) -> Iterator[None]:
+    try:
+        yield
+    except HoldfastError as error:
+        raise error.at(node.uid, node.where) from None
+
+
+def _no_listener(status: Status, facts: EpochFacts | None) -> None:
+    return
+
+
+def start(
+    pipeline: Pipeline,
+    *,
+    spark: SparkSession | None,
+    settings: dict[str, Any] | Settings,
+    listener: Listener = _no_listener,
+) -> Handle:
+    """Start a pipeline in the background."""
+    resolved = settings if isinstance(settings, Settings) else resolve(settings).settings
+    handle = Handle(pipeline, resolved, spark, listener)
+    try:
+        handle.begin()
+    except BaseException as error:
+        plain = _plain(error)
+        if plain is not error:
+            raise plain from None
+        raise
+    return handle
+
+
+def run(
+    pipeline: Pipeline,
+    *,
+    spark: SparkSession | None,
+    settings: dict[str, Any] | Settings,
+    listener: Listener = _no_listener,
+) -> Handle:
+    """Start a pipeline and wait for its end; signals finish the epoch first."""
+    handle = start(pipeline, spark=spark, settings=settings, listener=listener)
+    with _signals(handle):
+        while not handle.wait(0.2):
+            pass
+    return handle
+
+
+@contextlib.contextmanager
+def _signals(handle: Handle) -> Iterator[None]:
+    """SIGINT and SIGTERM ask to stop; a second one gives up waiting."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[int] = []
+
+    def ask(number: int, frame: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+        handle.ask_to_stop()
+
+    before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

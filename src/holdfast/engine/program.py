@@ -1,0 +1,159 @@
+"""What runs on executors, as data: the pipeline's stages with the user's functions, and the epoch's header.
+
+A program is pickled once a run and kept by every worker under its digest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from holdfast.data import schemas
+from holdfast.io.base import StagedFile
+from holdfast.log.records import PlannedRange
+from holdfast.plan import graph as g
+from holdfast.plan.stages import Stage, Stages
+from holdfast.state.shard import Sealed
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A pipeline as the engine runs it."""
+
+    name: str
+    stages: Stages
+    parallelism: int
+    key_groups: int
+    backend: str
+    staging: str
+    state_root: str
+    heap_limit_bytes: int
+    rocksdb_cache_bytes: int
+    redact: bool
+
+    def lane(self, stage: Stage | None) -> list[Stage]:
+        """The keyed stages fed by a keyed stage, or by the source tasks (None), in order of partitions."""
+        if stage is not None:
+            return self.stages.fed_by(stage)
+        fed = {s.id: s for source in self.stages.sources for s in self.stages.fed_by(source)}
+        return [s for s in self.stages.keyed if s.id in fed]
+
+    def partitions(self, stage: Stage | None) -> int:
+        """How many shards a stage's (or the source tasks') exchange leads to."""
+        return len(self.lane(stage)) * self.parallelism
+
+    def first_partition(self, stage: Stage | None, target: int) -> int:
+        """Where the shards of one fed stage start among those partitions."""
+        return [s.root for s in self.lane(stage)].index(target) * self.parallelism
+
+    def feeders(self, stage: Stage) -> list[Stage | None]:
+        """Where a keyed stage's records come from: None stands for the source tasks."""
+        feeding = self.stages.feeding(stage)
+        found: list[Stage | None] = [None] if any(s.reads for s in feeding) else []
+        return found + [s for s in feeding if not s.reads]
+
+    def terminal(self, stage: Stage | None) -> bool:
+        """Whether tasks of a stage are the last of the job, so that their reports reach the driver directly."""
+        return self.partitions(stage) == 0
+
+    def uid(self, stage: Stage) -> str:
+        return self.stages.node(stage.root).uid
+
+
+class Header(msgspec.Struct, frozen=True):
+    """What every task of an epoch knows: fixed by the plan and by what was committed."""
+
+    epoch: int
+    generation: int
+    now_ms: int
+    source_tasks: int
+    stamps: dict[str, list[str]]
+    """The committed version of each shard, by uid of its stage."""
+    schemas: dict[str, str]
+    attempt: str = ""
+    """What sets this run of the epoch apart from an earlier one."""
+
+
+class SourceTask(msgspec.Struct, frozen=True):
+    """The input of a source task."""
+
+    number: int
+    header: bytes
+    ranges: list[PlannedRange]
+
+
+class Report(msgspec.Struct):
+    """What an attempt has to say to the driver. Nothing in it counts before the commit record lists it."""
+
+    task: str
+    stage: str = ""
+    shard: int = -1
+    attempt: str = ""
+    records_in: int = 0
+    records_out: dict[str, int] = {}
+    bad: dict[str, int] = {}
+    sinks: dict[str, list[StagedFile]] = {}
+    sealed: Sealed | None = None
+    lacking: bool = False
+    skipped: bool = False
+    """Nothing was applied because something upstream failed."""
+    schemas: dict[str, list[str]] = {}
+    error: dict[str, Any] | None = None
+    host: str = ""
+    executor: str = ""
+    worker: str = ""
+    took_ms: float = 0.0
+    reloads: int = 0
+    rss_bytes: int = 0
+
+
+_READ: dict[str, pa.Schema] = {}
+
+
+def read_schemas(texts: dict[str, str]) -> dict[str, pa.Schema]:
+    """Schemas from a header, parsed once a worker."""
+    if len(_READ) > 1000:
+        _READ.clear()
+    for text in texts.values():
+        if text not in _READ:
+            _READ[text] = schemas.from_text(text)
+    return {edge: _READ[text] for edge, text in texts.items()}
+
+
+def declared_schemas(stages: Stages) -> dict[str, pa.Schema]:
+    """The schemas that are known before anything runs, by edge: of sources, and where the user declared them."""
+    known: dict[str, pa.Schema] = {}
+    for exchange in stages.exchanges:
+        found = output_schema(stages.graph, exchange.node, exchange.tag)
+        target = stages.node(exchange.target)
+        if found is not None and target.kind != g.REDUCE:
+            known[f"{target.uid}<{exchange.order}"] = found
+    for node in stages.graph.of_kind(g.SINK, g.MAP_BATCHES):
+        declared = node.schema if node.kind == g.SINK else None
+        found = declared or _common(stages.graph, node)
+        if found is not None:
+            known[node.uid] = found
+    return known
+
+
+def output_schema(graph: g.Graph, node: int, tag: str) -> pa.Schema | None:
+    """The schema of an output, where source or user declare it."""
+    from holdfast.io.base import DEAD_LETTER, DEAD_LETTER_SCHEMA
+
+    made = graph.nodes[node]
+    if made.kind == g.SOURCE:
+        return DEAD_LETTER_SCHEMA if tag == DEAD_LETTER else made.schema
+    if tag != g.MAIN:
+        return None
+    if made.kind == g.FILTER:
+        return _common(graph, made)
+    return made.schema
+
+
+def _common(graph: g.Graph, node: g.Node) -> pa.Schema | None:
+    found = [output_schema(graph, i.node, i.tag) for i in node.inputs]
+    first = found[0]
+    return first if first is not None and all(f is not None and f.equals(first) for f in found) else None

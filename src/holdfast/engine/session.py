@@ -1,0 +1,156 @@
+"""The Spark session: made with what the engine needs, or checked where the user brings one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from holdfast.config import Settings
+from holdfast.engine.doors import executors, is_local
+from holdfast.errors import SessionError
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+_log = logging.getLogger("holdfast.session")
+
+WANTED = {
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.shuffle.reduceLocality.enabled": "false",
+    "spark.shuffle.compress": "false",
+    "spark.shuffle.spill.compress": "false",
+    "spark.locality.wait": "10s",
+    "spark.speculation": "false",
+    "spark.dynamicAllocation.enabled": "false",
+    "spark.python.worker.reuse": "true",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.scheduler.mode": "FIFO",
+    "spark.cleaner.referenceTracking.blocking": "false",
+}
+"""What a session that we make has, unless the user says otherwise."""
+
+_BREAKING = {
+    "spark.python.worker.reuse": (
+        "true",
+        "false",
+        "Python workers would end after each task, and state with them.",
+    ),
+    "spark.speculation": ("false", "true", "Spark would run shards twice at once."),
+    "spark.dynamicAllocation.enabled": (
+        "false",
+        "true",
+        "Spark would take executors away, and state with them.",
+    ),
+}
+"""Settings that break the engine: default, breaking value, why."""
+
+
+def problems(conf: Mapping[str, str], *, cluster: bool) -> list[str]:
+    """What in a session's settings breaks the engine, a sentence each. Pure."""
+    found = []
+    for key, (default, breaking, why) in _BREAKING.items():
+        if conf.get(key, default).lower() == breaking:
+            found.append(f"{key}={breaking}: {why}")
+    if cluster and conf.get("spark.shuffle.reduceLocality.enabled", "true").lower() == "true":
+        found.append(
+            "spark.shuffle.reduceLocality.enabled=true: Spark would move shards to where their input happens to be."
+        )
+    return found
+
+
+def check_session(spark: Any) -> None:
+    """Raise for a session that can't carry the engine, saying all that is wrong at once."""
+    if "connect" in type(spark).__module__:
+        raise SessionError(
+            "This is a Spark Connect session; the engine needs a driver in this process.",
+            remedy="Start with SparkSession.builder.master(...) or spark-submit, without remote().",
+        )
+    sc = spark.sparkContext
+    conf = dict(sc.getConf().getAll())
+    found = problems(conf, cluster=not is_local(sc))
+    if found:
+        remedy = ", ".join(f"{k}={WANTED[k]}" for k in WANTED if any(f.startswith(k) for f in found))
+        raise SessionError(
+            f"This Spark session's settings break the engine: {found[0]}",
+            remedy=f"Make the session with {remedy}, or let holdfast make it.",
+            detail="\n".join(f"  - {f}" for f in found),
+        )
+
+
+def make_session(settings: Settings, name: str) -> SparkSession:
+    """A session with what the engine needs; the user's own settings win."""
+    from pyspark.sql import SparkSession
+
+    if os.environ.get("SPARK_REMOTE") or os.environ.get("SPARK_CONNECT_MODE_ENABLED"):
+        raise SessionError(
+            "The environment asks for Spark Connect; the engine needs a driver in this process.",
+            remedy="Unset SPARK_REMOTE and SPARK_CONNECT_MODE_ENABLED.",
+        )
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(f"holdfast: {name}")
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_SUBMIT_MODE" in os.environ
+    if settings.master is not None or not submitted:
+        builder = builder.master(settings.master or "local[*]")
+    given = _submitted_conf() if submitted else {}
+    for key, value in {**{k: v for k, v in WANTED.items() if k not in given}, **settings.spark}.items():
+        builder = builder.config(key, value)
+    if not submitted:
+        _quiet(builder)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def _submitted_conf() -> dict[str, str]:
+    from pyspark import SparkConf
+
+    return dict(SparkConf().getAll())
+
+
+def _quiet(builder: Any) -> None:
+    """Keep Spark's start-up lines off the user's screen."""
+    import pyspark
+
+    folder = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "engine")
+    quiet = os.path.join(folder, "log4j2-quiet.properties")
+    if os.path.exists(quiet) and "SPARK_SUBMIT_OPTS" not in os.environ and pyspark.__version__:
+        os.environ["SPARK_SUBMIT_OPTS"] = f"-Dlog4j2.configurationFile=file:{quiet}"
+
+
+def wait_for_executors(
+    sc: SparkContext, timeout_s: float, say: Callable[[str], None]
+) -> list[tuple[str, str]]:
+    """The executors, once there is one; says what it waits for, and gives up with a sentence."""
+    if is_local(sc):
+        return executors(sc)
+    wanted = int(sc.getConf().get("spark.executor.instances") or "1")
+    until, told, settled = time.monotonic() + timeout_s, 0.0, 0
+    while True:
+        live = executors(sc)
+        settled = settled + 1 if live and len(live) >= wanted else 0
+        if settled >= 3:
+            return live
+        if time.monotonic() >= until:
+            if live:
+                return live
+            raise SessionError(
+                f"No executor of {sc.master} came within {timeout_s:.0f} s.",
+                remedy="Look at the cluster: are workers up, do they have free cores and memory? "
+                "Then start again, or raise wait_for_executors.",
+            )
+        if time.monotonic() - told > 5:
+            told = time.monotonic()
+            say(f"waiting for executors of {sc.master}: {len(live)} of at least {wanted} are here")
+        time.sleep(0.5)
+
+
+def cores(sc: SparkContext) -> int:
+    """How many tasks run at once."""
+    return max(1, int(sc.defaultParallelism))

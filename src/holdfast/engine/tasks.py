@@ -1,0 +1,322 @@
+"""What one task does: read ranges and run their chain, or apply an epoch to a shard.
+
+Plain functions from inputs to blobs and reports, with no Spark in them: `worker` runs them on executors,
+`holdfast.testing` in one process. What goes wrong is reported as a value; a task that raises would only
+be run again by Spark, and fail again.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import time
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from holdfast.engine.batch import Batch, SchemaBook
+from holdfast.engine.chain import Chain, Shape, key_names
+from holdfast.engine.exchange import Control, Inbox, by_key_group, control_blob
+from holdfast.engine.keyed import Operator, operator_for, stored_schema
+from holdfast.engine.program import Header, Program, Report, SourceTask, read_schemas
+from holdfast.errors import EngineError, HoldfastError
+from holdfast.faults.points import reach
+from holdfast.functions import Context
+from holdfast.io.base import DEAD_LETTER, DEAD_LETTER_SCHEMA, Reading, Source, Target
+from holdfast.plan import graph as g
+from holdfast.plan.stages import Stage
+from holdfast.state.backends import open_state
+from holdfast.state.keygroups import groups_of
+from holdfast.state.shard import Place, ShardState
+
+
+class Where(msgspec.Struct, frozen=True):
+    """Where an attempt runs: ids that only this attempt, worker, executor and host have."""
+
+    attempt: str = "0"
+    host: str = "local"
+    executor: str = "driver"
+    state_root: str | None = None
+
+
+Sent = tuple[int, bytes]
+"""A partition of the exchange, and a blob for it."""
+
+
+def run_source_task(program: Program, task: SourceTask, where: Where) -> list[Sent]:
+    """Read a task's ranges, run their chains, and send records, control records and a report."""
+    header = msgspec.msgpack.decode(task.header, type=Header)
+    attempt = f"{header.epoch:08d}-{header.generation}{header.attempt}-src{task.number}-{where.attempt}"
+    report = Report(
+        task=f"source-{task.number}",
+        attempt=attempt,
+        host=where.host,
+        executor=where.executor,
+        worker=_worker(),
+    )
+    started = time.perf_counter()
+    book = SchemaBook(read_schemas(header.schemas))
+    chains: dict[str, Chain] = {}
+    try:
+        reach("source.start", task=report.task)
+        _read_ranges(program, task, header, attempt, book, chains, report)
+        for chain in chains.values():
+            report.sinks.update(chain.close())
+            report.records_out.update({s.uid: s.rows for s in chain.sinks.values()})
+        report.schemas = book.seen()
+    except Exception as error:
+        report.error = _facts(error)
+        for chain in chains.values():
+            chain.abort()
+    report.took_ms = (time.perf_counter() - started) * 1e3
+    exchanges = [e for chain in chains.values() for e in chain.exchanges.values()]
+    return _send(program, None, f"src{task.number}", task.header, exchanges, [report])
+
+
+def _read_ranges(
+    program: Program,
+    task: SourceTask,
+    header: Header,
+    attempt: str,
+    book: SchemaBook,
+    chains: dict[str, Chain],
+    report: Report,
+) -> None:
+    shape = Shape(program.parallelism, program.key_groups)
+    for planned in task.ranges:
+        node = program.stages.graph.by_uid(planned.source)
+        if planned.source not in chains:
+            stage = program.stages.of(node.id)
+            target = Target(
+                node.uid,
+                header.epoch,
+                f"{stage.id:03d}-{task.number:05d}",
+                f"{attempt}-{stage.id}",
+                program.staging,
+            )
+            chains[planned.source] = Chain(program.stages, stage, shape, book, target, program.redact)
+        chain = chains[planned.source]
+        source: Source = node.body
+        reading = Reading(node.uid, source.on_bad_record)
+        try:
+            for table in source.read(planned.piece, reading):
+                report.records_in += table.num_rows
+                chain.outputs[g.MAIN].push(Batch(table=table))
+        except HoldfastError as error:
+            raise error.at(node.uid, node.where) from None
+        except Exception as error:
+            raise EngineError(
+                f"The source can't read {planned.piece.split}: {type(error).__name__}: {error}",
+                uid=node.uid,
+                where=node.where,
+                detail=traceback.format_exc(limit=-3),
+            ) from None
+        report.bad[node.uid] = report.bad.get(node.uid, 0) + reading.bad
+        if reading.dead:
+            chain.outputs[DEAD_LETTER].push(
+                Batch(table=pa.Table.from_pylist(reading.dead, DEAD_LETTER_SCHEMA))
+            )
+        chain.flush(planned.ordinal)
+
+
+class Shards:
+    """The shards that this worker holds, and the operators that run over them."""
+
+    def __init__(self) -> None:
+        self._states: dict[tuple[str, str, int], ShardState] = {}
+        self._operators: dict[tuple[int, str], Operator] = {}
+
+    def operator(self, program: Program, node: g.Node) -> Operator:
+        key = (id(program), node.uid)
+        if key not in self._operators:
+            self._operators[key] = operator_for(node, program.redact)
+        return self._operators[key]
+
+    def state(
+        self, program: Program, uid: str, shard: int, operator: Operator, schema: Any, root: str
+    ) -> ShardState | None:
+        """The state of a shard; None while it is not known what it will hold."""
+        specs = operator.specs(schema)
+        if specs is None:
+            return None
+        key = (root, uid, shard)
+        held = self._states.get(key)
+        if held is not None and held.specs == specs:
+            return held
+        if held is not None:
+            held.close()
+        folder = Path(root) / uid / f"{shard:05d}"
+        place = Place(
+            uid, shard, str(folder), program.key_groups, program.heap_limit_bytes, program.rocksdb_cache_bytes
+        )
+        self._states[key] = open_state(program.backend, place, specs)
+        return self._states[key]
+
+    def close(self) -> None:
+        for state in self._states.values():
+            state.close()
+        self._states = {}
+
+
+def run_shard_task(
+    program: Program, stage: Stage, shard: int, blobs: Iterable[bytes], where: Where, shards: Shards
+) -> tuple[list[Sent], list[bytes]]:
+    """Apply an epoch to a shard: what it sends on, and the reports it has for the driver."""
+    started = time.perf_counter()
+    inbox = Inbox(blobs)
+    uid = program.uid(stage)
+    report = Report(
+        task=f"{uid}-{shard}",
+        stage=uid,
+        shard=shard,
+        host=where.host,
+        executor=where.executor,
+        worker=_worker(),
+    )
+    chain: Chain | None = None
+    exchanges: list[Any] = []
+    header_bytes = b""
+    try:
+        header_bytes = inbox.header
+        header = msgspec.msgpack.decode(header_bytes, type=Header)
+        inbox.check(_channels(program, stage, header))
+        reach("shard.start", task=report.task)
+        if inbox.failed:
+            report.skipped = True
+        else:
+            chain = _apply(program, stage, shard, inbox, header, where, shards, report)
+            exchanges = list(chain.exchanges.values()) if chain else []
+    except Exception as error:
+        report.error = _facts(error)
+        exchanges = []
+    report.took_ms = (time.perf_counter() - started) * 1e3
+    sent = _send(program, stage, f"{uid}-{shard:05d}", header_bytes, exchanges, [report], inbox.reports)
+    if program.terminal(stage):
+        return [], [blob for _, blob in sent]
+    return sent, []
+
+
+def _apply(
+    program: Program,
+    stage: Stage,
+    shard: int,
+    inbox: Inbox,
+    header: Header,
+    where: Where,
+    shards: Shards,
+    report: Report,
+) -> Chain | None:
+    node = program.stages.node(stage.root)
+    pinned = read_schemas(header.schemas)
+    book = SchemaBook(pinned)
+    operator = shards.operator(program, node)
+    groups_owned = groups_of(shard, program.parallelism, program.key_groups)
+    attempt = f"{header.epoch:08d}-{header.generation}{header.attempt}-{shard}-{where.attempt}"
+    report.attempt = attempt
+    tables = inbox.tables()
+    schema = stored_schema(node, pinned, len(node.inputs))
+    if schema is None and tables:
+        schema = tables[0][1].schema
+    root = where.state_root or program.state_root
+    state = shards.state(program, node.uid, shard, operator, schema, os.path.join(root, program.name))
+    if state is None:
+        from holdfast.state.shard import EMPTY, Sealed
+
+        report.sealed = Sealed(EMPTY, 0, 0, 0, {}, 0)
+        return None
+    reloads = state.reloads
+    if not state.begin(header.stamps.get(node.uid, [""] * program.parallelism)[shard], header.now_ms):
+        report.lacking = True
+        return None
+    target = Target(
+        node.uid, header.epoch, f"{stage.id:03d}-{shard:05d}", f"{attempt}-{stage.id}", program.staging
+    )
+    chain = Chain(
+        program.stages, stage, Shape(program.parallelism, program.key_groups), book, target, program.redact
+    )
+    try:
+        if tables:
+            key = program.stages.exchanges[tables[0][0]].key
+            table, groups = by_key_group([t for _, t in tables])
+            report.records_in = table.num_rows
+            state.key_types = [table.schema.field(n).type for n in key_names(key, table.schema)]
+            context = Context(node.uid, header.epoch, header.now_ms)
+            operator.apply(table, groups, key, state, context, chain.outputs)
+        reach("shard.applied", task=report.task)
+        state.check_memory()
+        chain.flush(groups_owned.start)
+        report.sealed = state.seal(attempt, header.epoch, header.now_ms)
+        report.sinks = chain.close()
+        report.records_out = {s.uid: s.rows for s in chain.sinks.values()}
+        report.schemas = book.seen()
+        report.reloads = state.reloads - reloads
+    except BaseException:
+        chain.abort()
+        raise
+    return chain
+
+
+def _channels(program: Program, stage: Stage, header: Header) -> int:
+    """How many tasks speak to each shard of a stage."""
+    return sum(header.source_tasks if f is None else program.parallelism for f in program.feeders(stage))
+
+
+def _send(
+    program: Program,
+    stage: Stage | None,
+    channel: str,
+    header: bytes,
+    exchanges: list[Any],
+    reports: list[Report],
+    earlier: Iterable[bytes] = (),
+) -> list[Sent]:
+    """Blobs and one control record for every shard; reports go with the first. With nobody next: the reports."""
+    failed = any(r.error is not None or r.lacking or r.skipped for r in reports)
+    packed = [*earlier, *(msgspec.msgpack.encode(r) for r in reports)]
+    if program.terminal(stage):
+        return [(0, r) for r in packed]
+    sent: list[Sent] = []
+    counts = [0] * program.partitions(stage)
+    for exchange in [] if failed else exchanges:
+        first = program.first_partition(stage, exchange.target)
+        for shard, blob in exchange.blobs:
+            counts[first + shard] += 1
+            sent.append((first + shard, blob))
+    for partition, count in enumerate(counts):
+        carried = packed if partition == 0 else []
+        sent.append((partition, control_blob(Control(channel, count, failed, header, carried))))
+    return sent
+
+
+def _facts(error: Exception) -> dict[str, Any]:
+    if isinstance(error, HoldfastError):
+        return dict(error.facts())
+    detail = traceback.format_exc(limit=-6)
+    made = EngineError(f"{type(error).__name__}: {error}", remedy=_remedy(error), detail=detail)
+    return dict(made.facts())
+
+
+def _remedy(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return "Look at the disk of the host that ran the task: is it full, or not writable?"
+    return "This looks like a fault of holdfast itself: please report it with the lines below."
+
+
+def _worker() -> str:
+    return str(os.getpid())
+
+
+_TASKS_BETWEEN_COLLECTIONS = 64
+_tasks = itertools.count(1)
+
+
+def quiet_collector() -> None:
+    """Keep Python's cycle collector from walking the whole state again and again."""
+    gc.disable()
+    if next(_tasks) % _TASKS_BETWEEN_COLLECTIONS == 0:
+        gc.collect(1)

@@ -1,0 +1,87 @@
+"""What runs inside Spark's Python workers: finds the program, the shards this worker holds, and runs a task."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from holdfast.engine.program import Program, SourceTask
+from holdfast.engine.tasks import Shards, Where, quiet_collector, run_shard_task, run_source_task
+
+_programs: dict[str, Program] = {}
+_shards = Shards()
+
+
+def _program(digest: str, pickled: bytes) -> Program:
+    if digest not in _programs:
+        _programs.clear()  # one run at a time: an older program's functions go
+        _programs[digest] = pickle.loads(pickled)
+    return _programs[digest]
+
+
+def _where() -> Where:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    attempt = "0" if context is None else str(context.taskAttemptId())
+    root = os.environ.get("HOLDFAST_STATE_ROOT")
+    executor = os.environ.get("SPARK_EXECUTOR_DIRS", os.environ.get("SPARK_LOCAL_DIRS", ""))
+    return Where(attempt, root or os.uname().nodename, executor.split(",")[0].rstrip("/")[-40:], root)
+
+
+class HostBody:
+    """Says where it runs: the host as reports name it, and versions, for placement and `holdfast doctor`."""
+
+    def __call__(self, split: int, blobs: Iterator[bytes]) -> Iterable[bytes]:
+        import platform
+
+        import pyarrow
+
+        list(blobs)
+        try:
+            from importlib.metadata import version
+
+            own = version("holdfast")
+        except ImportError:
+            own = "unknown"
+        facts = {
+            "host": _where().host,
+            "executor": _where().executor,
+            "python": platform.python_version(),
+            "pyarrow": pyarrow.__version__,
+            "holdfast": own,
+        }
+        return [msgspec.msgpack.encode(facts)]
+
+
+class SourceBody:
+    """The body of source tasks."""
+
+    def __init__(self, digest: str, pickled: bytes) -> None:
+        self._digest, self._pickled = digest, pickled
+
+    def __call__(self, split: int, blobs: Iterator[bytes]) -> Iterable[Any]:
+        quiet_collector()
+        program = _program(self._digest, self._pickled)
+        tasks = [msgspec.msgpack.decode(b, type=SourceTask) for b in blobs]
+        sent = [s for task in tasks for s in run_source_task(program, task, _where())]
+        return [blob for _, blob in sent] if program.terminal(None) else sent
+
+
+class ShardBody:
+    """The body of one shard's tasks."""
+
+    def __init__(self, digest: str, pickled: bytes, stage: int, shard: int) -> None:
+        self._digest, self._pickled, self._stage, self._shard = digest, pickled, stage, shard
+
+    def __call__(self, split: int, blobs: Iterator[bytes]) -> Iterable[Any]:
+        quiet_collector()
+        received = list(blobs)  # a worker whose input is not read to its end is not used again
+        program = _program(self._digest, self._pickled)
+        stage = next(s for s in program.stages.stages if s.id == self._stage)
+        sent, reports = run_shard_task(program, stage, self._shard, received, _where(), _shards)
+        return reports if program.terminal(stage) else sent

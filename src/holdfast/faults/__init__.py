@@ -1,0 +1,1 @@
+"""Faults on purpose: named points at which a test can make a task or the driver fail."""

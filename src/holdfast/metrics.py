@@ -1,0 +1,92 @@
+"""What a run is doing, as plain data: one `EpochFacts` an epoch, and the status that others may read.
+
+`holdfast run` shows it, `--json` prints it, `holdfast status` reads it from the directory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from pathlib import Path
+
+import msgspec
+
+
+class EpochFacts(msgspec.Struct, frozen=True):
+    """What one epoch did. Times are milliseconds from the start of planning."""
+
+    epoch: int
+    now_ms: int
+    records_in: int
+    records_out: dict[str, int]
+    bad_records: dict[str, int]
+    backlog: int
+    plan_ms: float
+    run_ms: float
+    commit_ms: float
+    publish_ms: float
+    state_keys: int
+    state_bytes: int
+    runs: int
+    reloads: int
+
+    @property
+    def latency_ms(self) -> float:
+        """From the start of planning until the output was visible."""
+        return self.plan_ms + self.run_ms + self.commit_ms + self.publish_ms
+
+
+class Status(msgspec.Struct):
+    """Where a run stands: what `handle.status()` gives and `holdfast status` prints."""
+
+    pipeline: str
+    directory: str
+    generation: int
+    pid: int
+    host: str
+    state: str
+    """starting, running, waiting, stopped or failed."""
+    epoch: int = 0
+    records: int = 0
+    records_per_s: float = 0.0
+    latency_ms: float = 0.0
+    backlog: int = 0
+    state_keys: int = 0
+    state_bytes: int = 0
+    bad_records: dict[str, int] = {}
+    started_ms: int = 0
+    updated_ms: int = 0
+    message: str = ""
+    error: str = ""
+
+
+class Recent:
+    """The last epochs, for rates over a few seconds."""
+
+    def __init__(self, keep: int = 60) -> None:
+        self._epochs: deque[tuple[float, int]] = deque(maxlen=keep)
+
+    def add(self, at_s: float, records: int) -> None:
+        self._epochs.append((at_s, records))
+
+    def per_second(self) -> float:
+        """Records a second over what is kept; 0 before there are two epochs."""
+        if len(self._epochs) < 2:
+            return 0.0
+        span = self._epochs[-1][0] - self._epochs[0][0]
+        return sum(r for _, r in list(self._epochs)[1:]) / span if span > 0 else 0.0
+
+
+def write_status(directory: Path, status: Status) -> None:
+    """Put the status where `holdfast status` finds it. Not synced: it is for people."""
+    temporary = directory / f".status.{os.getpid()}"
+    temporary.write_bytes(msgspec.json.encode(status))
+    os.replace(temporary, directory / "status.json")
+
+
+def read_status(directory: Path) -> Status | None:
+    """The last status that a run left in a directory."""
+    try:
+        return msgspec.json.decode((directory / "status.json").read_bytes(), type=Status)
+    except FileNotFoundError:
+        return None

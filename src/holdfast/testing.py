@@ -1,0 +1,281 @@
+"""For users' tests: a harness for one KeyedProcess, and a runner for whole pipelines. No Spark in either.
+
+The runner executes the same plans, tasks and rules as the engine, in this process, and is the oracle that
+the engine's own tests compare Spark with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.config import Settings
+from holdfast.data.rows import copy_value, to_rows
+from holdfast.engine.build import build_program, build_stages
+from holdfast.engine.epoch import Again, Done, Failed, Lacking, assign, decide, judge, stamps, texts
+from holdfast.engine.keyed import ProcessOperator
+from holdfast.engine.local import LocalRunner
+from holdfast.engine.program import Header, declared_schemas
+from holdfast.errors import EngineError
+from holdfast.functions import Context, KeyedProcess
+from holdfast.io.base import Decided, Limit, Sink, SinkWriter, TableWriter, Target, staged_table
+from holdfast.io.contract import check_sink, check_source
+from holdfast.log.records import Commit, Plan
+from holdfast.plan import graph as g
+from holdfast.plan.stages import Stages
+from holdfast.state.backends import open_state
+from holdfast.state.inspect import read_state, shard_tables
+from holdfast.state.keygroups import key_groups
+from holdfast.state.shard import EMPTY, Place
+from holdfast.state.versions import Folder
+
+if TYPE_CHECKING:
+    from holdfast.pipeline import Pipeline
+
+__all__ = ["Harness", "Result", "check_sink", "check_source", "run"]
+
+FIRST_MS = 1_700_000_000_000
+"""The clock of a runner's first epoch, unless the caller says otherwise."""
+
+
+class Harness:
+    """One `KeyedProcess`, fed record by record; each call is an epoch of its own.
+
+    >>> import holdfast as hf
+    >>> class Count(hf.KeyedProcess):
+    ...     n = hf.ValueState(int, default=0)
+    ...
+    ...     def process(self, key, record, ctx):
+    ...         self.n.value += 1
+    ...         yield {"n": self.n.value}
+    >>> harness = Harness(Count())
+    >>> harness.process("a", {}), harness.process("a", {})
+    ([{'n': 1}], [{'n': 2}])
+    >>> harness.state("n")
+    {'a': 1}
+    """
+
+    def __init__(self, function: KeyedProcess, *, backend: str = "heap", now_ms: int = FIRST_MS) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="holdfast-harness-")
+        self._node = g.Node(
+            0, g.PROCESS, type(function).__name__, function, tags=(g.MAIN, *function.side_outputs)
+        )
+        self._operator = ProcessOperator(self._node, redact=False)
+        place = Place(self._node.uid, 0, self._folder.name, 1)
+        self._state = open_state(backend, place, self._operator.specs(None) or [])
+        self._stamp, self._epoch = EMPTY, 0
+        self.now_ms = now_ms
+        self.side: dict[str, list[dict[str, Any]]] = {t: [] for t in function.side_outputs}
+
+    def process(self, key: Any, *records: dict[str, Any]) -> list[dict[str, Any]]:
+        """What the function emits for these records of one key."""
+        self._epoch += 1
+        assert self._state.begin(self._stamp, self.now_ms)
+        outputs = {t: _Collect() for t in self._node.tags}
+        parts = key if isinstance(key, tuple) else (key,)
+        self._state.key_types = [pa.array([p]).type for p in parts]
+        context = Context(self._node.uid, self._epoch, self.now_ms)
+        groups = np.zeros(len(records), dtype=np.uint16)
+        fed = [copy_value(r) for r in records]
+        self._operator.run([key] * len(records), fed, groups, self._state, context, outputs)
+        sealed = self._state.seal(f"{self._epoch:08d}-0", self._epoch, self.now_ms)
+        self._stamp = sealed.stamp
+        for tag, kept in self.side.items():
+            kept += outputs[tag].rows
+        return outputs[g.MAIN].rows
+
+    def advance(self, milliseconds: int) -> None:
+        """Let the epoch's clock go on, for states with a TTL."""
+        self.now_ms += milliseconds
+
+    def state(self, name: str) -> dict[Any, Any]:
+        """A state as a dict: by key, and for maps and lists by key and inner key or place."""
+        if not self._stamp:
+            return {}
+        tables = dict(shard_tables(Folder(Path(self._folder.name)), self._stamp, self._node.uid, 0))
+        return _as_dict(tables[name]) if name in tables else {}
+
+
+class _Collect:
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def push(self, batch: Any) -> None:
+        self.rows += batch.rows()
+
+
+def _as_dict(table: pa.Table) -> dict[Any, Any]:
+    rows = to_rows(table)
+    keys = [n for n in table.schema.names if n != "value"]
+    return {(row[keys[0]] if len(keys) == 1 else tuple(row[k] for k in keys)): row["value"] for row in rows}
+
+
+class _Captured(Sink):
+    """Stands where a sink of the user's was; what is published stays here."""
+
+    def __init__(self) -> None:
+        self.tables: dict[int, pa.Table] = {}
+
+    def writer(self, target: Target) -> SinkWriter:
+        return TableWriter(target)
+
+    def publish(self, decided: Decided) -> None:
+        table = staged_table(decided)
+        if table is not None:
+            self.tables[decided.epoch] = table
+
+
+@dataclasses.dataclass
+class Result:
+    """What a run of the in-process runner left behind."""
+
+    plans: list[Plan]
+    commits: list[Commit]
+    _captured: dict[str, _Captured]
+    _folder: Path
+    _name: str
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs were run."""
+        return len(self.commits)
+
+    def rows(self, uid: str) -> list[dict[str, Any]]:
+        """Everything that was written to a sink, in order."""
+        tables = self._captured[uid].tables
+        return [row for epoch in sorted(tables) for row in to_rows(tables[epoch])]
+
+    def table(self, uid: str) -> pa.Table | None:
+        """Everything that was written to a sink, as one table; None where nothing was."""
+        tables = self._captured[uid].tables
+        made = [tables[e] for e in sorted(tables)]
+        return pa.concat_tables(made, promote_options="permissive") if made else None
+
+    def state(self, uid: str) -> dict[str, pa.Table]:
+        """The stored state of an operator after the last epoch, as tables."""
+        return read_state(self._folder / "state", self._name, self.commits[-1], uid) if self.commits else {}
+
+
+def run(
+    pipeline: Pipeline,
+    *,
+    epochs: int = 10_000,
+    parallelism: int = 2,
+    backend: str = "heap",
+    max_records: int = 500_000,
+    key_groups: int = 128,
+    source_tasks: int = 2,
+    now_ms: int = FIRST_MS,
+    step_ms: int = 1000,
+    plans: Sequence[Plan] | None = None,
+    capture: bool = True,
+    directory: str | Path | None = None,
+) -> Result:
+    """Run a pipeline in this process until its sources are exhausted or have nothing new.
+
+    Args:
+        plans: recorded plans to follow exactly, instead of asking the sources.
+        capture: keep what is written here, for `Result.rows`, and leave the user's sinks alone.
+        now_ms: the clock of the first epoch; each further one is `step_ms` later.
+    """
+    settings = Settings(backend=backend, key_groups=key_groups, max_records=max_records)
+    folder = Path(directory or tempfile.mkdtemp(prefix="holdfast-run-"))
+    stages, captured = _with_captured(build_stages(pipeline)) if capture else (build_stages(pipeline), {})
+    program = build_program(stages, settings, parallelism, str(folder))
+    runner = LocalRunner(program)
+    known = texts(declared_schemas(stages))
+    made: list[Plan] = []
+    commits: list[Commit] = []
+    with contextlib.closing(runner):
+        for plan in plans or _ask(stages, known, epochs, max_records, source_tasks, now_ms, step_ms, commits):
+            commit = _run_epoch(
+                program, runner, plan, {**known, **(commits[-1].schemas if commits else {})}, commits
+            )
+            made.append(plan)
+            commits.append(commit)
+            for node in stages.graph.of_kind(g.SINK):
+                files = commit.sinks.get(node.uid, [])
+                node.body.publish(Decided(node.uid, plan.epoch, 1, files, program.staging))
+    if directory is None:
+        import atexit
+
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Result(made, commits, captured, folder, program.name)
+
+
+def _ask(
+    stages: Stages,
+    known: dict[str, str],
+    epochs: int,
+    max_records: int,
+    tasks: int,
+    now_ms: int,
+    step_ms: int,
+    commits: list[Commit],
+) -> Iterator[Plan]:
+    positions: dict[str, Any] = {}
+    for epoch in range(1, epochs + 1):
+        now = now_ms + (epoch - 1) * step_ms
+        offers = {
+            n.uid: n.body.plan(positions.get(n.uid), Limit(max_records, tasks, now))
+            for n in stages.graph.of_kind(g.SOURCE)
+        }
+        exhausted = all(o.exhausted for o in offers.values())
+        if not any(o.ranges for o in offers.values()) and (exhausted or epoch > 1):
+            return
+        positions = {uid: o.position for uid, o in offers.items()}
+        yield Plan(
+            epoch, 1, now, assign(offers, tasks), positions, dict(commits[-1].schemas) if commits else known
+        )
+        if exhausted:
+            return
+
+
+def _run_epoch(
+    program: Any, runner: LocalRunner, plan: Plan, pinned: dict[str, str], commits: list[Commit]
+) -> Commit:
+    before = commits[-1] if commits else None
+    for attempt in range(4):
+        header = Header(
+            plan.epoch,
+            1,
+            plan.now_ms,
+            len(plan.tasks),
+            stamps(before),
+            pinned,
+            f"r{attempt}" if attempt else "",
+        )
+        outcome = judge(program, len(plan.tasks), pinned, runner.run(plan, header))
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        if isinstance(outcome, Lacking):
+            raise EngineError(f"Shards lost their state in the in-process runner: {outcome.shards}.")
+        if isinstance(outcome, Done):
+            return decide(plan, outcome, 1, plan.epoch - 1, 0.0)
+        assert isinstance(outcome, Again)
+        pinned = outcome.schemas
+    raise EngineError(f"The schemas of epoch {plan.epoch} don't settle.")
+
+
+def _with_captured(stages: Stages) -> tuple[Stages, dict[str, _Captured]]:
+    captured: dict[str, _Captured] = {}
+    nodes = []
+    for node in stages.graph.nodes:
+        if node.kind == g.SINK:
+            captured[node.uid] = _Captured()
+            node = dataclasses.replace(node, body=captured[node.uid])
+        nodes.append(node)
+    return dataclasses.replace(stages, graph=g.Graph(stages.graph.name, tuple(nodes))), captured
+
+
+def group_of_keys(keys: list[Any], groups: int = 128) -> list[int]:
+    """The key groups of some keys, for tests that want two keys in one shard or in two."""
+    return key_groups([pa.array(keys)], groups).tolist()  # type: ignore[no-any-return]

@@ -1,0 +1,296 @@
+"""One suite for every state backend: what a version is, and what an attempt may not touch."""
+
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.errors import MemoryLimitError, StateError
+from holdfast.state.backends import open_state
+from holdfast.state.inspect import shard_tables
+from holdfast.state.keygroups import key_groups
+from holdfast.state.shard import EMPTY, Place, ShardState
+from holdfast.state.tables import GONE, MISSING, EntryTable, TableSpec, ValueTable
+from holdfast.state.versions import FAN, DeltaFile, Folder, merge_tables, pick_merge
+
+SPECS = [
+    TableSpec("total", "value", pa.float64()),
+    TableSpec("pages", "map", pa.int64(), sub_type=pa.string()),
+    TableSpec("seen", "value", pa.int64(), ttl_ms=1000),
+    TableSpec("recent", "map", pa.int64(), sub_type=pa.string(), ttl_ms=1000),
+]
+
+
+@pytest.fixture(params=["heap", "rocksdb"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+class Shard:
+    """A shard driven as the engine drives it: begin, write, seal; commit or forget."""
+
+    def __init__(self, backend: str, folder: Path, **limits: Any) -> None:
+        self._make = lambda: open_state(backend, Place("op", 0, str(folder), 128, **limits), SPECS)
+        self.state: ShardState = self._make()
+        self.folder = folder
+        self.committed, self.epoch, self.now_ms = EMPTY, 0, 1000
+
+    def attempt(self, writes: dict[str, dict[Any, Any]], keys: list[str] | None = None) -> str:
+        """Apply writes as one attempt of the next epoch; the stamp it was sealed with."""
+        assert self.state.begin(self.committed, self.now_ms)
+        self.state.key_types = [pa.string()]
+        touched = sorted({k for w in writes.values() for k in w} | set(keys or []))
+        if touched:
+            self.state.prefetch(touched, key_groups([pa.array(touched)], 128))
+        for name, changes in writes.items():
+            table = self.state.tables[name]
+            for key, value in changes.items():
+                self.state.group = int(key_groups([pa.array([key])], 128)[0])
+                if isinstance(table, ValueTable):
+                    table.changes[key] = value
+                elif value is GONE:
+                    table.clear(key)
+                else:
+                    for sub, one in value.items():
+                        table.put(key, sub, one)
+        self.tries = getattr(self, "tries", 0) + 1
+        return self.state.seal(f"{self.epoch + 1:08d}-{self.tries}", self.epoch + 1, self.now_ms).stamp
+
+    def commit(self, stamp: str) -> None:
+        self.committed = stamp
+        self.epoch += 1
+        self.now_ms += 100
+
+    def write(self, **writes: dict[Any, Any]) -> None:
+        self.commit(self.attempt(writes))
+
+    def restart(self) -> None:
+        """The worker ends; the next one has nothing but the disk."""
+        self.state.close()
+        self.state = self._make()
+
+    def read(self) -> dict[str, dict[Any, Any]]:
+        """Everything that is stored, as someone reads it who does not run the pipeline."""
+        if not self.committed:
+            return {}
+        found: dict[str, dict[Any, Any]] = {}
+        for name, table in shard_tables(Folder(self.folder), self.committed, "op", 0):
+            columns = [c for c in table.schema.names if c != "value"]
+            for row in table.to_pylist():
+                key = row[columns[0]] if len(columns) == 1 else tuple(row[c] for c in columns)
+                found.setdefault(name, {})[key] = row["value"]
+        return found
+
+    def seen(self, name: str, key: str) -> Any:
+        """A key's value or entries as an attempt sees them."""
+        assert self.state.begin(self.committed, self.now_ms)
+        self.state.key_types = self.state.key_types or [pa.string()]
+        groups = key_groups([pa.array([key])], 128)
+        self.state.prefetch([key], groups)
+        self.state.group = int(groups[0])
+        table = self.state.tables[name]
+        return table.get(key) if isinstance(table, ValueTable) else dict(table.entries(key))
+
+
+@pytest.fixture
+def shard(backend: str, tmp_path: Path) -> Iterator[Shard]:
+    made = Shard(backend, tmp_path)
+    yield made
+    made.state.close()
+
+
+def test_what_was_committed_is_seen_by_the_next_epoch(shard: Shard) -> None:
+    shard.write(total={"a": 1.0, "b": 2.0}, pages={"a": {"/": 1, "/x": 2}})
+    shard.write(total={"a": 3.0}, pages={"a": {"/": GONE}})
+    assert shard.seen("total", "a") == 3.0
+    assert shard.seen("total", "b") == 2.0
+    assert shard.seen("pages", "a") == {"/x": 2}
+    assert shard.read() == {"total": {"a": 3.0, "b": 2.0}, "pages": {("a", "/x"): 2}}
+
+
+def test_an_attempt_that_was_not_committed_leaves_no_trace(shard: Shard) -> None:
+    shard.write(total={"a": 1.0}, pages={"a": {"/": 1}})
+    shard.attempt({"total": {"a": 99.0, "c": 1.0}, "pages": {"a": GONE}})
+    assert shard.seen("total", "a") == 1.0
+    assert shard.seen("total", "c") is MISSING
+    assert shard.seen("pages", "a") == {"/": 1}
+
+
+def test_the_winner_of_two_attempts_is_the_one_that_was_committed(shard: Shard) -> None:
+    first = shard.attempt({"total": {"a": 1.0}})
+    second = shard.attempt({"total": {"a": 2.0}})
+    shard.commit(first)
+    assert first != second
+    assert shard.seen("total", "a") == 1.0
+    assert shard.read() == {"total": {"a": 1.0}}
+
+
+def test_a_worker_that_ended_costs_a_reload_and_no_result(shard: Shard) -> None:
+    for i in range(30):
+        shard.write(total={f"k{i % 7}": float(i)}, pages={f"k{i % 3}": {f"/{i % 4}": i}})
+        before = shard.read()
+        shard.restart()
+        assert shard.read() == before
+        assert shard.seen("total", f"k{i % 7}") == float(i)
+    assert shard.state.reloads == 1
+
+
+def test_a_host_without_the_version_says_so_and_changes_nothing(shard: Shard, tmp_path: Path) -> None:
+    shard.write(total={"a": 1.0})
+    shard.restart()
+    assert not shard.state.begin("00000009-7", shard.now_ms)
+    assert shard.seen("total", "a") == 1.0
+
+
+def test_a_torn_delta_is_noticed(shard: Shard, tmp_path: Path) -> None:
+    shard.write(total={"a": 1.0})
+    delta = next(tmp_path.glob("d-*.delta"))
+    delta.write_bytes(delta.read_bytes()[:-9])
+    shard.restart()
+    assert not shard.state.begin(shard.committed, shard.now_ms)
+
+
+def test_clearing_a_map_forgets_its_entries_and_keeps_what_comes_after(shard: Shard) -> None:
+    shard.write(pages={"a": {"/": 1, "/x": 2}, "b": {"/": 5}})
+    assert shard.state.begin(shard.committed, shard.now_ms)
+    table = shard.state.tables["pages"]
+    assert isinstance(table, EntryTable)
+    table.clear("a")
+    table.put("a", "/new", 3)
+    shard.commit(shard.state.seal("00000002-z", 2, shard.now_ms).stamp)
+    assert shard.seen("pages", "a") == {"/new": 3}
+    shard.restart()
+    assert shard.seen("pages", "a") == {"/new": 3}
+    assert shard.seen("pages", "b") == {"/": 5}
+
+
+def test_what_outlives_its_ttl_is_gone_and_what_was_written_again_is_not(shard: Shard) -> None:
+    shard.write(seen={"a": 1, "b": 1}, recent={"a": {"/": 1}})
+    shard.now_ms += 600
+    shard.write(seen={"b": 2}, recent={"a": {"/x": 2}})
+    shard.now_ms += 600
+    shard.write(total={"t": 0.0})
+    assert shard.seen("seen", "a") is MISSING
+    assert shard.seen("seen", "b") == 2
+    assert shard.seen("recent", "a") == {"/x": 2}
+    shard.restart()
+    assert shard.seen("seen", "a") is MISSING
+    assert shard.seen("seen", "b") == 2
+    shard.now_ms += 5000
+    shard.write(total={"t": 1.0})
+    assert shard.read() == {"total": {"t": 1.0}}
+
+
+def test_a_value_of_the_wrong_type_names_state_key_and_value(shard: Shard) -> None:
+    with pytest.raises(StateError, match=r"\[op\] State 'total' is declared as double, but key 'b' was given 'much'"):
+        shard.attempt({"total": {"a": 1.0, "b": "much"}})
+
+
+def test_what_is_in_memory_is_what_a_reload_would_read(shard: Shard) -> None:
+    shard.write(total={"a": 1})
+    assert isinstance(shard.seen("total", "a"), float)
+
+
+def test_an_epoch_that_changes_nothing_makes_no_new_version(shard: Shard, tmp_path: Path) -> None:
+    shard.write(total={"a": 1.0})
+    stamp, there = shard.committed, sorted(p.name for p in tmp_path.iterdir() if p.name[0] in "dv")
+    shard.write()
+    assert shard.committed == stamp
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name[0] in "dv") == there
+
+
+def test_the_heap_says_it_is_full_before_it_is_killed(tmp_path: Path) -> None:
+    shard = Shard("heap", tmp_path, heap_limit_bytes=1 << 20)
+    with pytest.raises(MemoryLimitError, match="limit is 1 MB"):
+        shard.state.check_memory()
+
+
+def test_old_versions_are_deleted_and_the_chain_stays_short(backend: str, tmp_path: Path) -> None:
+    shard = Shard(backend, tmp_path)
+    for i in range(150):
+        shard.write(total={f"k{i}": float(i)})
+        if shard.state._merging is not None:
+            shard.state._merging.join()
+    assert shard.read()["total"] == {f"k{i}": float(i) for i in range(150)}
+    assert len([p for p in tmp_path.iterdir() if p.name.startswith("v-")]) <= 2
+    manifest = Folder(tmp_path).manifest(shard.committed)
+    assert manifest is not None
+    assert len(manifest.files) <= (3 * FAN if backend == "heap" else 101)
+    assert manifest.live["total"] == 150
+
+
+WRITES = st.dictionaries(
+    st.sampled_from("abcdef"),
+    st.one_of(st.just(GONE), st.dictionaries(st.sampled_from("xyz"), st.one_of(st.just(GONE), st.integers(0, 9)))),
+    max_size=4,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(WRITES, st.booleans(), st.booleans()), max_size=25), st.integers(0, 10**6))
+def test_any_sequence_of_attempts_commits_and_restarts_leaves_what_was_committed(
+    steps: list[tuple[dict[str, Any], bool, bool]], seed: int
+) -> None:
+    for backend in ("heap", "rocksdb"):
+        folder = Path(f"/tmp/holdfast-test-{seed}-{random.random()}")
+        shard = Shard(backend, folder)
+        model: dict[str, dict[str, int]] = {}
+        try:
+            for writes, committed, restarted in steps:
+                stamp = shard.attempt({"pages": writes})
+                if committed:
+                    shard.commit(stamp)
+                    for key, change in writes.items():
+                        if change is GONE:
+                            model.pop(key, None)
+                            continue
+                        mine = model.setdefault(key, {})
+                        for sub, value in change.items():
+                            mine.pop(sub, None) if value is GONE else mine.__setitem__(sub, value)
+                if restarted:
+                    shard.restart()
+                for key in "abcdef":
+                    assert shard.seen("pages", key) == model.get(key, {})
+        finally:
+            shard.state.close()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@given(st.lists(st.integers(0, 3), max_size=60))
+def test_merging_goes_on_until_no_level_has_too_many(levels: list[int]) -> None:
+    files = [DeltaFile(str(i), 1, 0, 1, level) for i, level in enumerate(sorted(levels, reverse=True))]
+    while (due := pick_merge(files)) is not None:
+        start, end = due
+        part = files[start:end]
+        assert len({f.level for f in part}) == 1
+        files[start:end] = [DeltaFile("m", 1, 0, 1, part[0].level + 1)]
+    for level in {f.level for f in files}:
+        assert sum(f.level == level for f in files) < FAN
+
+
+def test_merging_keeps_the_newest_of_each_entry_and_null_is_a_key() -> None:
+    def rows(keys: list[Any], subs: list[Any], values: list[Any], live: list[bool]) -> pa.Table:
+        return pa.table(
+            {
+                "k0": pa.array(keys, pa.string()),
+                "sub": pa.array(subs, pa.string()),
+                "value": pa.array(values, pa.int64()),
+                "live": pa.array(live),
+            }
+        )
+
+    old = rows(["a", None, "b"], ["x", "x", "x"], [1, 2, 3], [True] * 3)
+    new = rows([None, None, "b"], [None, "y", "x"], [None, 5, None], [False, True, False])
+    merged = merge_tables([old, new], oldest=True).to_pylist()
+    assert merged == [
+        {"k0": "a", "sub": "x", "value": 1, "live": True},
+        {"k0": None, "sub": "y", "value": 5, "live": True},
+    ]
+    kept = merge_tables([old, new], oldest=False)
+    assert kept["live"].to_pylist().count(False) == 2
