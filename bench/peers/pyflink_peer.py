@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -108,33 +109,46 @@ def settings_for(chosen: argparse.Namespace) -> dict[str, str]:
 
 
 @contextmanager
-def standalone_cluster(scratch: Path) -> Iterator[dict[str, str]]:
-    """One job manager and two task managers of one slot, ended with the job; yields what a client needs."""
-    conf = scratch / "conf"
-    shutil.copytree(HOME / "conf", conf)
+def standalone_cluster(scratch: Path) -> Iterator[int]:
+    """One job manager and two task managers of one slot, ended with the job; yields the port to send it to."""
+    shutil.copytree(HOME / "conf", scratch / "conf")
     port = free_port()
-    cluster_settings = {
-        "jobmanager.rpc.port": str(free_port()),
-        "rest.port": str(port),
-        "rest.bind-port": str(port),
+    settings = {
+        "jobmanager.rpc.port": free_port(),
+        "rest.port": port,
+        "rest.bind-port": port,
         "taskmanager.memory.process.size": "4g",
-        "taskmanager.numberOfTaskSlots": "1",
-        "io.tmp.dirs": str(scratch),
-        "env.log.dir": str(scratch / "log"),
+        "taskmanager.numberOfTaskSlots": 1,
+        "io.tmp.dirs": scratch,
     }
-    dynamic = [f"-D{name}={value}" for name, value in cluster_settings.items()]
-    env = {**os.environ, "FLINK_HOME": str(HOME), "FLINK_CONF_DIR": str(conf), "FLINK_LOG_DIR": str(scratch)}
-    commands = [[HOME / "bin/jobmanager.sh", "start-foreground", *dynamic]]
-    commands += [[HOME / "bin/taskmanager.sh", "start-foreground", *dynamic]] * PARALLELISM
+    dynamic = [f"-D{name}={value}" for name, value in settings.items()]
+    env = {**os.environ, "FLINK_CONF_DIR": str(scratch / "conf"), "FLINK_LOG_DIR": str(scratch)}
+    job_manager = ["bash", str(HOME / "bin/jobmanager.sh"), "start-foreground", "localhost", str(port), *dynamic]
+    task_manager = ["bash", str(HOME / "bin/taskmanager.sh"), "start-foreground", *dynamic]
+    commands = [job_manager] + [task_manager] * PARALLELISM
     with open(scratch / "cluster.log", "w") as log:
-        services = [subprocess.Popen(["bash", *c], env=env, stdout=log, stderr=log) for c in commands]
+        services = [subprocess.Popen(command, env=env, stdout=log, stderr=log) for command in commands]
     try:
-        yield {"execution.target": "remote", "rest.address": "localhost", "rest.port": str(port)}
+        wait_for_task_managers(port)
+        yield port
     finally:
         for service in services:
             service.terminate()
         for service in services:
             service.wait(30)
+
+
+def wait_for_task_managers(port: int) -> None:
+    deadline = time.time() + 60
+    while time.time() < deadline:
+        try:
+            with urllib.request.urlopen(f"http://localhost:{port}/taskmanagers", timeout=5) as answer:
+                if len(json.load(answer)["taskmanagers"]) == PARALLELISM:
+                    return
+        except OSError:
+            pass
+        time.sleep(0.2)
+    raise SystemExit("Flink's job manager and two task managers were not up after 60 s")
 
 
 def free_port() -> int:
@@ -197,11 +211,20 @@ def report(
     }
 
 
-def environment(settings: dict[str, str]) -> StreamExecutionEnvironment:
+def environment(settings: dict[str, str], port: int | None) -> StreamExecutionEnvironment:
+    """The environment that runs a job here, or, given a port, on the cluster behind it."""
     configuration = Configuration()
     for name, value in settings.items():
         configuration.set_string(name, value)
-    return StreamExecutionEnvironment.get_execution_environment(configuration)
+    if port is None:
+        return StreamExecutionEnvironment.get_execution_environment(configuration)
+    gateway = get_gateway()
+    jars = gateway.new_array(gateway.jvm.String, 1)
+    jars[0] = str(next((HOME / "opt").glob("flink-python-*.jar")))
+    java = gateway.jvm.org.apache.flink.streaming.api.environment.StreamExecutionEnvironment
+    return StreamExecutionEnvironment(
+        java.createRemoteEnvironment("localhost", port, configuration._j_configuration, jars)
+    )
 
 
 def main() -> None:
@@ -213,9 +236,9 @@ def main() -> None:
         scratch, marks = Path(folder), Path(folder, "marks")
         marks.mkdir()
         mark = max(1, copy_as_csv(chosen, scratch / "events") // MARKS_AN_EPOCH)
-        cluster = standalone_cluster(scratch) if chosen.cluster == "standalone" else nullcontext({})
-        with cluster as client:
-            env = environment({**settings, **client})
+        cluster = standalone_cluster(scratch) if chosen.cluster == "standalone" else nullcontext()
+        with cluster as port:
+            env = environment(settings, port)
             build(env, chosen.source_only, scratch / "events", Balance(str(marks), mark))
             started = time.time()
             print("# job starts", file=sys.stderr, flush=True)

@@ -41,7 +41,7 @@ def arrow_type(declared: Any) -> pa.DataType:
     """
     if isinstance(declared, pa.DataType):
         return declared
-    if declared in _SCALARS:
+    if isinstance(declared, type) and declared in _SCALARS:
         return _SCALARS[declared]
     origin, args = typing.get_origin(declared), typing.get_args(declared)
     if origin in (Union, types.UnionType):

@@ -28,7 +28,7 @@ from holdfast.functions import Aggregate, Column
 from holdfast.plan import graph as g
 from holdfast.state.keygroups import check_key_type
 
-ACC = "__acc"
+_ROW = "__row"
 _LG_K = 12
 _SUM = pc.ScalarAggregateOptions(skip_nulls=True, min_count=1)
 _ORDERED = pc.ScalarAggregateOptions(skip_nulls=False, min_count=0)
@@ -110,7 +110,8 @@ class Combiner:
     def add_rows(self, rows: list[Any], keys: list[Any]) -> None:
         raise NotImplementedError
 
-    def take_rows(self) -> list[Any] | None:
+    def take_rows(self) -> tuple[list[Any], list[Any]]:
+        """Keys and folded records since the last call."""
         raise NotImplementedError
 
 
@@ -134,16 +135,9 @@ class _ReduceCombiner(Combiner):
             except Exception as error:
                 raise user_error(error, self._node, row, self._redact, key) from None
 
-    def take_rows(self) -> list[Any] | None:
+    def take_rows(self) -> tuple[list[Any], list[Any]]:
         folded, self._folded = self._folded, {}
-        if self._key.function is None:
-            return list(folded.values())
-        return [_with_key(row, key) for key, row in folded.items()]
-
-
-def _with_key(row: Any, key: Any) -> Any:
-    parts = key if isinstance(key, tuple) else (key,)
-    return {**row, **{f"__key{i}": part for i, part in enumerate(parts)}}
+        return list(folded), list(folded.values())
 
 
 class _ColumnCombiner(Combiner):
@@ -202,8 +196,14 @@ class Parts:
     def merged(self, table: pa.Table, keys: list[str], redact: bool) -> pa.Table:
         """Partial results of several batches, ranges or shards as one row for each key."""
         asked = [(name, part.merge, part.merge_options) for name, _, part in self._plan]
-        asked += [(name, "list", None) for name in self.own]
-        result = self._grouped(table, keys, asked)
+        places: list[list[int]] = []
+        if self.own:
+            rows = table.append_column(_ROW, pa.array(np.arange(table.num_rows)))
+            result = self._grouped(rows, keys, [*asked, (_ROW, "list", None)])
+            places = column_values(result[_ROW])
+            result = result.drop_columns([_ROW])
+        else:
+            result = self._grouped(table, keys, asked)
         for name, column in self.columns.items():
             if column.kind == "approx_distinct":
                 result = _set(
@@ -212,8 +212,9 @@ class Parts:
                     pa.array([_union(s) for s in result[f"{name}.0"].to_pylist()], pa.binary()),
                 )
         for name, own in self.own.items():
-            values = [self._fold(own, accs, redact) for accs in column_values(result[name])]
-            result = _set(result, name, self._own_array(own, values))
+            accs = column_values(table[name])
+            values = [self._fold(own, [accs[i] for i in mine], redact) for mine in places]
+            result = result.append_column(name, self._own_array(own, values))
         return result
 
     def _grouped(self, table: pa.Table, keys: list[str], asked: Sequence[tuple[str, str, Any]]) -> pa.Table:
@@ -229,7 +230,8 @@ class Parts:
         # Arrow puts keys first and the aggregates behind them, in the order they were asked for.
         values = columns[len(keys) :] if made.schema.names[: len(keys)] == keys else columns[: len(asked)]
         arrays = [made.column(k) for k in keys] + list(values)
-        result = pa.Table.from_arrays(arrays, names=[*keys, *self.names[: len(asked)]])
+        names = [*keys, *(name for name, _, _ in self._plan), _ROW][: len(arrays)]
+        result = pa.Table.from_arrays(arrays, names=names)
         if any(f == "distinct" for _, f, _ in asked):
             for name, column in self.columns.items():
                 if column.kind == "approx_distinct":
@@ -353,7 +355,7 @@ def _union(sketches: list[bytes | None]) -> bytes:
 
 
 def _estimate(data: bytes) -> int:
-    return int(round(ds.hll_sketch.deserialize(data).get_estimate()))
+    return int(ds.hll_sketch.deserialize(data).get_estimate() + 0.5)
 
 
 def old_columns(found: list[Any], known: np.ndarray, types: list[pa.DataType]) -> list[pa.Array]:

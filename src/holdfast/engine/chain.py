@@ -5,7 +5,8 @@ Ends in sinks and exchanges. Built anew for each attempt from the stages of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -123,14 +124,11 @@ class _ToSink:
     def __init__(self, node: g.Node, writer: SinkWriter, book: SchemaBook) -> None:
         self.uid = node.uid
         self.rows = 0
-        self._node, self._writer, self._book = node, writer, book
+        self._writer, self._book = writer, book
         self._schema: pa.Schema | None = None
 
     def push(self, batch: Batch) -> None:
-        try:
-            table = self._book.table(self.uid, batch)
-        except SchemaError as error:
-            raise error.at(self.uid, self._node.where) from None
+        table = self._book.table(self.uid, batch)
         if self._schema is not None and not table.schema.equals(self._schema):
             return  # the driver sees both schemas and runs the epoch again with one that holds both
         self._schema = table.schema
@@ -166,27 +164,19 @@ class ToExchange:
         self.blobs: list[tuple[int, bytes]] = []
 
     def push(self, batch: Batch) -> None:
-        try:
-            self._push(batch)
-        except SchemaError as error:
-            raise error.at(self._target.uid, self._target.where) from None
-
-    def _push(self, batch: Batch) -> None:
         if self._combiner is not None and self._combiner.by_record:
             rows = batch.rows()
             self._combiner.add_rows(rows, self._keys_of(rows))
             return
-        keys = None
+        keys: list[Any] = []
         if self._exchange.key.function is not None:
             rows = batch.rows()
-            keys = self._key_table(self._keys_of(rows))
+            keys = self._keys_of(rows)
             batch = Batch(rows=rows)
-        table = self._book.table(self.edge, batch)
-        if keys is not None:
-            for name in keys.schema.names:
-                table = table.append_column(name, keys.column(name))
+        table = self._with_keys(self._book.table(self.edge, batch), keys)
         if self._combiner is not None:
-            table = self._combiner.partial(table)
+            with self._naming_target():
+                table = self._combiner.partial(table)
             self._book.note(partial_edge(self.edge), table.schema)
         self._parts.append(table)
 
@@ -206,6 +196,14 @@ class ToExchange:
         except Exception as error:
             raise user_error(error, self._target, reached(rows, iterator), self._redact) from None
 
+    def _with_keys(self, table: pa.Table, keys: list[Any]) -> pa.Table:
+        """The table with its keys as columns, where they are a function of the record."""
+        if self._exchange.key.function is not None:
+            made = self._key_table(keys)
+            for name in made.schema.names:
+                table = table.append_column(name, made.column(name))
+        return table
+
     def _key_table(self, keys: list[Any]) -> pa.Table:
         width = len(keys[0]) if isinstance(keys[0], tuple) else 0
         if any((len(k) if isinstance(k, tuple) else 0) != width for k in keys):
@@ -219,12 +217,10 @@ class ToExchange:
     def flush(self, upstream: int) -> None:
         """Send what has come so far: a range is through, or a shard's output."""
         if self._combiner is not None and self._combiner.by_record:
-            made = self._combiner.take_rows()
-            if made is not None:
-                edge = partial_edge(self.edge)
-                table = self._book.table(edge, Batch(rows=made)) if made else None
-                if table is not None:
-                    self._parts.append(table)
+            keys, made = self._combiner.take_rows()
+            if made:
+                table = self._book.table(partial_edge(self.edge), Batch(rows=made))
+                self._parts.append(self._with_keys(table, keys))
         if not self._parts:
             return
         table = (
@@ -234,7 +230,8 @@ class ToExchange:
         )
         self._parts = []
         if self._combiner is not None and not self._combiner.by_record:
-            table = self._combiner.merged(table)
+            with self._naming_target():
+                table = self._combiner.merged(table)
         columns = self._key_columns(table)
         groups = key_groups(columns, self._shape.key_groups)
         head = DataHead(self._exchange.id, self._exchange.order, upstream, self._sequence)
@@ -250,6 +247,14 @@ class ToExchange:
             check_key_type(table.schema.field(name).type, self._target.uid)
             columns.append(table.column(name))
         return columns
+
+    @contextlib.contextmanager
+    def _naming_target(self) -> Iterator[None]:
+        """What goes wrong in here is the matter of the operator that the records go to."""
+        try:
+            yield
+        except SchemaError as error:
+            raise error.at(self._target.uid, self._target.where) from None
 
     @property
     def target(self) -> int:

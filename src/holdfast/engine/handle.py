@@ -36,6 +36,8 @@ _log = logging.getLogger("holdfast.run")
 
 Listener = Callable[[Status, EpochFacts | None], None]
 STATUS_EVERY_S = 0.2
+STOPPING = "stopping after the epoch under way"
+"""The message of a run that was asked to stop."""
 
 
 class Handle:
@@ -105,6 +107,7 @@ class Handle:
         self._stopping = True
         if self._driver is not None:
             self._driver.stop()
+        self._say(STOPPING)
 
     # One life
 

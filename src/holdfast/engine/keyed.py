@@ -7,8 +7,10 @@ depend on how many shards there are.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import repeat
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,11 +18,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.data import schemas
-from holdfast.data.rows import column_values, copy_value, to_rows
-from holdfast.engine.aggregate import Parts, key_columns_of, old_columns
-from holdfast.engine.batch import Batch
+from holdfast.data.rows import column_values, copy_value, to_rows, to_table
+from holdfast.engine.aggregate import Parts, key_columns_of, old_columns, partial_edge
+from holdfast.engine.batch import Batch, SchemaBook
 from holdfast.engine.calls import reached, user_error
 from holdfast.engine.chain import KEY, key_names, keys_in
+from holdfast.engine.exchange import GROUP
 from holdfast.errors import HoldfastError
 from holdfast.functions import Context, KeyedProcess
 from holdfast.plan import graph as g
@@ -41,6 +44,28 @@ class Output(Protocol):
     def push(self, batch: Batch) -> None: ...
 
 
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """An epoch's records for one shard, by key group, and what they are applied to."""
+
+    table: pa.Table
+    groups: Groups
+    key: g.Key
+    state: ShardState
+    ctx: Context
+    outputs: Mapping[str, Output]
+    book: SchemaBook
+
+    def keys(self) -> list[Any]:
+        """The keys of the records."""
+        return keys_in(self.table, key_names(self.key, self.table.schema))
+
+    def records(self) -> list[Any]:
+        """The records as dicts, as the user's function sees them."""
+        hidden = [] if self.key.function is None else key_names(self.key, self.table.schema)
+        return to_rows(self.table.drop_columns(hidden) if hidden else self.table)
+
+
 class Operator:
     """The body of a keyed stage in one worker."""
 
@@ -52,15 +77,7 @@ class Operator:
         """The tables it needs, given the schema of what is exchanged; None while that is not known."""
         raise NotImplementedError
 
-    def apply(
-        self,
-        table: pa.Table,
-        groups: Groups,
-        key: g.Key,
-        state: ShardState,
-        ctx: Context,
-        outputs: Mapping[str, Output],
-    ) -> None:
+    def apply(self, work: Work) -> None:
         """Apply an epoch's records to the state, and push what comes out."""
         raise NotImplementedError
 
@@ -98,18 +115,8 @@ class ProcessOperator(Operator):
     def close(self) -> None:
         self._function.close()
 
-    def apply(
-        self,
-        table: pa.Table,
-        groups: Groups,
-        key: g.Key,
-        state: ShardState,
-        ctx: Context,
-        outputs: Mapping[str, Output],
-    ) -> None:
-        names = key_names(key, table.schema)
-        records = to_rows(table.drop_columns(names) if key.function is not None else table)
-        self.run(keys_in(table, names), records, groups, state, ctx, outputs)
+    def apply(self, work: Work) -> None:
+        self.run(work.keys(), work.records(), work.groups, work.state, work.ctx, work.outputs)
 
     def run(
         self,
@@ -162,7 +169,7 @@ class ProcessOperator(Operator):
         source = _loop_source(len(plain), len(others))
         parts: list[Any] = []
         for handle in plain:
-            parts += [handle, handle.table.changes, handle.table.view.get, handle.default]
+            parts += [handle, handle.table.changes, handle.table.view, handle.default]
         made: Callable[..., None] = source(MISSING, GONE, *parts, *others)
         return made
 
@@ -181,21 +188,21 @@ def _runs(groups: Groups) -> list[tuple[int, int]]:
 def _loop_source(plain: int, others: int) -> Callable[..., Any]:
     """The loop over records, written for so many states.
 
-    A plain value is put into its handle before the call and taken out after it, with no call of ours in
-    between; written out, that is half the cost of a loop over handles.
+    Committed values are looked up for all keys in one C loop (`map`); a plain value is put into its handle
+    before the call and taken out after it, with no call of ours in between.
     """
-    args = [f"h{i}, c{i}, b{i}, d{i}" for i in range(plain)] + [f"o{i}" for i in range(others)]
+    args = [f"h{i}, c{i}, t{i}, d{i}" for i in range(plain)] + [f"o{i}" for i in range(others)]
     lines = [
         f"def make(MISSING, GONE, {', '.join(args)}):" if args else "def make(MISSING, GONE):",
         "  def loop(keys, records, process, ctx, emit):",
-        *[f"    g{i} = c{i}.get" for i in range(plain)],
-        "    for key, record in zip(keys, records):",
+        *[f"    g{i}, s{i} = c{i}.get, map(t{i}.get, keys, repeat(d{i}))" for i in range(plain)],
+        f"    for {', '.join(['key', *(f's{i}_' for i in range(plain)), 'record'])} in "
+        f"zip({', '.join(['keys', *(f's{i}' for i in range(plain)), 'records'])}):",
     ]
     for i in range(plain):
         lines += [
-            f"      v{i} = g{i}(key, MISSING)",
-            f"      if v{i} is MISSING: v{i} = b{i}(key, d{i})",
-            f"      elif v{i} is GONE: v{i} = d{i}",
+            f"      v{i} = g{i}(key, s{i}_)",
+            f"      if v{i} is GONE: v{i} = d{i}",
             f"      h{i}.value = v{i}",
         ]
     lines += [f"      o{i}.bind(key)" for i in range(others)]
@@ -207,11 +214,11 @@ def _loop_source(plain: int, others: int) -> Callable[..., Any]:
             f"        if h{i}.gone:",
             f"          h{i}.gone = False",
             f"          if w is d{i}: w = GONE",
-            f"        if w is not GONE or c{i}.get(key, b{i}(key, GONE)) is not GONE: c{i}[key] = w",
+            f"        if w is not GONE or g{i}(key, t{i}.get(key, GONE)) is not GONE: c{i}[key] = w",
         ]
     lines += [f"      o{i}.flush()" for i in range(others)]
     lines += ["  return loop"]
-    scope: dict[str, Any] = {}
+    scope: dict[str, Any] = {"repeat": repeat}
     exec("\n".join(lines), scope)
     made: Callable[..., Any] = scope["make"]
     return made
@@ -230,17 +237,10 @@ class _Aggregate(Operator):
         fields = [pa.field(n, schema.field(n).type) for n in self._parts.names]
         return [TableSpec(STATE, "value", pa.struct(fields), tuples=True)]
 
-    def apply(
-        self,
-        table: pa.Table,
-        groups: Groups,
-        key: g.Key,
-        state: ShardState,
-        ctx: Context,
-        outputs: Mapping[str, Output],
-    ) -> None:
+    def apply(self, work: Work) -> None:
+        table, key, state = work.table, work.key, work.state
         names = key_columns_of(key, table.schema)
-        order = pa.chunked_array([pa.array(groups)])
+        order = pa.chunked_array([pa.array(work.groups)])
         merged = self._parts.merged(table, names, self.redact)
         if merged.num_rows != table.num_rows:
             order = (
@@ -267,7 +267,7 @@ class _Aggregate(Operator):
         columns = [(p, _flat(merged[n])) for p, n in zip(public, names, strict=True)] + self._parts.results(
             new, self.redact
         )
-        outputs[g.MAIN].push(
+        work.outputs[g.MAIN].push(
             Batch(table=pa.Table.from_arrays([c for _, c in columns], names=[n for n, _ in columns]))
         )
 
@@ -282,33 +282,34 @@ class _Reduce(Operator):
     def specs(self, schema: pa.Schema | None) -> list[TableSpec] | None:
         if schema is None:
             return None
-        fields = [f for f in schema if not f.name.startswith(KEY)]
+        fields = [f for f in schema if not f.name.startswith(KEY) and f.name != GROUP]
         return [TableSpec(STATE, "value", pa.struct(fields))]
 
-    def apply(
-        self,
-        table: pa.Table,
-        groups: Groups,
-        key: g.Key,
-        state: ShardState,
-        ctx: Context,
-        outputs: Mapping[str, Output],
-    ) -> None:
-        names = key_names(key, table.schema)
-        keys = keys_in(table, names)
-        state.prefetch(keys, groups)
-        kept = state.tables[STATE]
+    def apply(self, work: Work) -> None:
+        keys = work.keys()
+        work.state.prefetch(keys, work.groups)
+        kept = work.state.tables[STATE]
         assert isinstance(kept, ValueTable)
-        records = to_rows(table.drop_columns(names) if key.function is not None else table)
         touched = kept.changes
-        for one, record in zip(keys, records, strict=True):
+        for one, record in zip(keys, work.records(), strict=True):
             before = kept.get(one)
             try:
                 touched[one] = record if before is MISSING else self.node.body(copy_value(before), record)
             except Exception as error:
                 raise user_error(error, self.node, record, self.redact, one) from None
-        wide = {f.name: None for f in kept.spec.value_type}
-        outputs[g.MAIN].push(Batch(rows=[copy_value({**wide, **r}) for r in touched.values()]))
+        work.outputs[g.MAIN].push(Batch(table=self._widened(kept, list(touched.values()), work.book)))
+
+    def _widened(self, kept: ValueTable, values: list[Any], book: SchemaBook) -> pa.Table:
+        """What was made of records, as a table. A field that was open until now makes the epoch run again."""
+        pinned = pa.schema(list(kept.spec.value_type))
+        try:
+            table = to_table(values, pinned)
+        except HoldfastError as error:
+            raise error.at(self.node.uid, self.node.where) from None
+        if not table.schema.equals(pinned):
+            book.note(partial_edge(f"{self.node.uid}<0"), table.schema)
+            kept.spec = dataclasses.replace(kept.spec, value_type=pa.struct(list(table.schema)))
+        return table
 
 
 def stored_schema(node: g.Node, schemas_by_edge: dict[str, pa.Schema], edges: int) -> pa.Schema | None:

@@ -129,8 +129,11 @@ def declared_schemas(stages: Stages) -> dict[str, pa.Schema]:
     for exchange in stages.exchanges:
         found = output_schema(stages.graph, exchange.node, exchange.tag)
         target = stages.node(exchange.target)
-        if found is not None and target.kind != g.REDUCE:
-            known[f"{target.uid}<{exchange.order}"] = found
+        edge = f"{target.uid}<{exchange.order}"
+        if target.kind == g.REDUCE:
+            edge, found = f"{edge}#partial", target.schema or found
+        if found is not None:
+            known[edge] = found
     for node in stages.graph.of_kind(g.SINK, g.MAP_BATCHES):
         declared = node.schema if node.kind == g.SINK else None
         found = declared or _common(stages.graph, node)

@@ -22,7 +22,7 @@ import pyarrow as pa
 from holdfast.engine.batch import Batch, SchemaBook
 from holdfast.engine.chain import Chain, Shape, key_names
 from holdfast.engine.exchange import Control, Inbox, by_key_group, control_blob
-from holdfast.engine.keyed import Operator, operator_for, stored_schema
+from holdfast.engine.keyed import Operator, Work, operator_for, stored_schema
 from holdfast.engine.program import Header, Program, Report, SourceTask, read_schemas
 from holdfast.errors import EngineError, HoldfastError
 from holdfast.faults.points import reach
@@ -246,7 +246,7 @@ def _apply(
             report.records_in = table.num_rows
             state.key_types = [table.schema.field(n).type for n in key_names(key, table.schema)]
             context = Context(node.uid, header.epoch, header.now_ms)
-            operator.apply(table, groups, key, state, context, chain.outputs)
+            operator.apply(Work(table, groups, key, state, context, chain.outputs, book))
         reach("shard.applied", task=report.task)
         state.check_memory()
         chain.flush(groups_owned.start)

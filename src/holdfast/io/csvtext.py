@@ -17,7 +17,7 @@ import pyarrow.csv as pcsv
 
 from holdfast.data import schemas
 from holdfast.errors import PipelineError, SchemaError
-from holdfast.io.lines import Parser
+from holdfast.io.lines import Parser, split_records
 
 _DECLARE = 'Declare it: files(…, schema={"account": str, "amount": float}).'
 
@@ -82,6 +82,24 @@ class CsvParser(Parser):
 
     def is_blank(self, line: bytes) -> bool:
         return not line.strip(b"\r\n")
+
+    def matches(self, lines: bytes, rows: int) -> bool:
+        """An open quote takes lines away, which shows in the number of rows, except at the very end."""
+        text = lines.rstrip(b"\r\n")
+        if not self.multiline and lines.count(b"\r") != lines.count(b"\r\n"):
+            return False
+        if text.count(b"\n") != rows - 1 or self.multiline:
+            records = split_records(lines, self.multiline)
+            if sum(not self.is_blank(record) for record in records) != rows:
+                return False
+        last = text[text.rfind(b"\n") + 1 :]
+        return self.multiline or b'"' not in last or self._is_closed(last)
+
+    def _is_closed(self, line: bytes) -> bool:
+        try:
+            return bool(self.parse_one(line).num_rows)
+        except (pa.ArrowInvalid, ValueError):
+            return False
 
 
 def header(line: bytes, delimiter: str, path: str) -> list[str]:

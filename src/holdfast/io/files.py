@@ -131,6 +131,17 @@ class _Span:
         return (self.end - self.start) * self.measure.records_a_unit
 
 
+@dataclasses.dataclass(frozen=True)
+class _Chosen:
+    """What an epoch takes, what is done with then, what is left for later, and the file that is left in part."""
+
+    spans: list[_Span]
+    done: list[Found]
+    rest: list[Found]
+    unsettled: list[Found]
+    part: Open | None
+
+
 class FilesSource(Source):
     """Reads files that appear in a folder; made by `files`."""
 
@@ -209,37 +220,31 @@ class FilesSource(Source):
             newest_ctime_ns=max(taken.newest_ctime_ns, newest),
             ignored=taken.ignored + len(seen.too_late),
         )
-        spans, done, rest, part = self._choose(seen.waiting, taken, limit)
-        position = after(
+        chosen = self._choose(seen.waiting, taken, limit)
+        left = min([*chosen.rest, *chosen.unsettled], key=lambda f: f.key, default=None)
+        taken = after(
             taken,
-            done,
-            rest[0] if rest else None,
-            part=part,
+            chosen.done,
+            left,
+            part=chosen.part,
             window_ns=self._window_ns,
             now_ns=limit.now_ms * 1_000_000,
         )
         return Offer(
-            ranges=_ranges(spans, limit.tasks),
-            position=msgspec.to_builtins(position),
-            backlog=self._backlog(rest, part),
+            ranges=_ranges(chosen.spans, limit.tasks),
+            position=msgspec.json.decode(msgspec.json.encode(taken)),
+            backlog=self._backlog(chosen.rest, chosen.part),
         )
 
-    def _choose(
-        self, waiting: list[Found], taken: Taken, limit: Limit
-    ) -> tuple[list[_Span], list[Found], list[Found], Open | None]:
-        """What to take, what is done with then, what is left, and the file that is left in part."""
-        spans: list[_Span] = []
-        done: list[Found] = []
-        budget = float(limit.records)
-        starts = {}
-        queue: list[Found] = []
-        if taken.open is not None:
-            unfinished = self._unfinished(taken.open)
-            starts[unfinished.path] = taken.open.next
-            queue.append(unfinished)
+    def _choose(self, waiting: list[Found], taken: Taken, limit: Limit) -> _Chosen:
         near, far = waiting[:FILES_AN_EPOCH], waiting[FILES_AN_EPOCH:]
-        ready, unsettled = self._settled(near, limit.now_ms)
-        queue += ready
+        queue, unsettled = self._settled(near, limit.now_ms)
+        starts = {}
+        if taken.open is not None:
+            queue = [self._unfinished(taken.open), *queue]
+            starts[taken.open.path] = taken.open.next
+        spans: list[_Span] = []
+        budget = float(limit.records)
         for place, file in enumerate(queue):
             start = starts.get(file.path, 0)
             measure = self._measure(file)
@@ -248,11 +253,10 @@ class FilesSource(Source):
                 spans.append(_Span(file, measure, start, end))
                 budget -= spans[-1].records
             if end < measure.length:
-                untouched = end == start and start == 0
-                part = None if untouched else Open(file.path, file.mtime_ns, file.size, end)
-                return spans, done, queue[place + (not untouched) :] + unsettled + far, part
-            done.append(file)
-        return spans, done, unsettled + far, None
+                part = Open(file.path, file.mtime_ns, file.size, end) if end else None
+                rest = queue[place + (part is not None) :] + far
+                return _Chosen(spans, queue[:place], rest, unsettled, part)
+        return _Chosen(spans, queue, far, unsettled, None)
 
     def _settled(self, waiting: list[Found], now_ms: int) -> tuple[list[Found], list[Found]]:
         fresh = sorted(self._folder.fresh(waiting), key=lambda f: f.key)

@@ -68,9 +68,9 @@ def parquet(
     ... )
     True
     """
-    if not pa.Codec.is_available("uncompressed" if compression == "none" else compression):
+    if compression not in ("snappy", "zstd", "lz4", "gzip", "none"):
         raise PipelineError(
-            f"compression={compression!r} is not there.",
+            f"compression={compression!r} is no choice.",
             remedy='Choose "snappy", "zstd", "lz4", "gzip" or "none".',
         )
     return ParquetSink(os.fspath(path), _columns(partition_by), compression, merge=merge, append=append)
@@ -223,12 +223,7 @@ class FolderSink(Sink):
     def _is_merged(self, leaf: str, epoch: int) -> bool:
         names = os.listdir(leaf) if os.path.isdir(leaf) else []
         parts = [parse_part(name, self.suffix) for name in names]
-        return any(
-            p is not None
-            and p.first <= epoch <= p.last
-            and p.name != part_name(p.first, p.number, self.suffix)
-            for p in parts
-        )
+        return any(p is not None and p.is_merged and p.first <= epoch <= p.last for p in parts)
 
     def maintain(self, decided_epoch: int) -> None:
         """Sweep out what attempts of earlier epochs staged in vain, and merge small files.

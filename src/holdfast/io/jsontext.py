@@ -1,8 +1,8 @@
 """JSON lines: one object a line, as tables of a schema and back.
 
 Arrow's own parser reads what it can (numbers, texts, booleans, timestamps, decimals, lists, structs, and
-dates and times at the top level). A schema with anything else (bytes, maps, durations, dates inside lists)
-is read by msgspec, line by line. Either way the same texts are taken, and both directions agree:
+dates at the top level). A schema with anything else (bytes, maps, times, durations, dates inside lists) is
+read by msgspec, line by line. Either way the same texts are taken, and both directions agree:
 
 ==========  ==================================================================================
 type        in JSON
@@ -81,6 +81,15 @@ class JsonParser(Parser):
     def is_blank(self, line: bytes) -> bool:
         return not line.strip()
 
+    def matches(self, lines: bytes, rows: int) -> bool:
+        """Inside an object no `}` is followed by a `{`: where each line is in braces, none goes over its end."""
+        text = lines.strip()
+        if text[:1] == b"{" and text[-1:] == b"}" and text.count(b"\n") == text.count(b"}\n{") == rows - 1:
+            return True
+        found = [line.strip() for line in text.split(b"\n")]
+        held = [line for line in found if line]
+        return len(held) == rows and all(line[:1] == b"{" and line[-1:] == b"}" for line in held)
+
     def _parse_arrow(self, lines: bytes, on_drift: str) -> pa.Table:
         if not lines.strip():
             return self._wire.empty_table()
@@ -127,9 +136,9 @@ def _decode(line: bytes) -> Row:
 
 
 def _wire_field(field: pa.Field, timestamp_format: str | None) -> pa.Field:
-    """The type that a column has until it is cast: dates and times are texts first."""
+    """The type that a column has until it is cast: dates are texts first."""
     kind = field.type
-    as_text = pa.types.is_date(kind) or pa.types.is_time(kind)
+    as_text = pa.types.is_date(kind)
     as_text |= timestamp_format is not None and pa.types.is_timestamp(kind)
     return pa.field(field.name, pa.string() if as_text else kind)
 

@@ -24,6 +24,7 @@ BLOCK_BYTES = 4 << 20
 LONGEST_LINE_BYTES = 64 << 20
 TABLE_ROWS = 65_536
 SAMPLE_BYTES = 1 << 20
+_READ_BYTES = 1 << 16
 
 _CODECS = {".gz": "gzip", ".zst": "zstd"}
 _MARK = b"\xef\xbb\xbf"
@@ -54,6 +55,10 @@ class Parser(abc.ABC):
     @abc.abstractmethod
     def is_blank(self, line: bytes) -> bool:
         """Whether a line holds no record and is no error."""
+
+    @abc.abstractmethod
+    def matches(self, lines: bytes, rows: int) -> bool:
+        """Whether so many rows can only be one record for each line: parsers look beyond the end of a line."""
 
     def parse_one(self, line: bytes) -> pa.Table:
         """The table of a line that stands alone, which must hold one record."""
@@ -129,7 +134,7 @@ class _Window:
                 self._drop(cut + 1)
                 return True
             self._drop(len(self._buffer))
-            if not self._fill(1 << 16):
+            if not self._fill(_READ_BYTES):
                 return False
 
     def next_block(self, most: int | None) -> Block | None:
@@ -172,7 +177,7 @@ class _Window:
         self.offset += size
 
     def _fill(self, size: int) -> bool:
-        more = b"" if self._ended else self._file.read(max(size, 1 << 16))
+        more = b"" if self._ended else self._file.read(max(size, _READ_BYTES))
         self._ended = not more
         self._buffer += more
         return bool(more)
@@ -233,11 +238,7 @@ def _whole(lines: bytes, parser: Parser) -> pa.Table | None:
         table = parser.parse(lines)
     except _WRONG:
         return None
-    rows = lines.count(b"\n") + (not lines.endswith(b"\n"))
-    if table.num_rows == rows:
-        return table
-    records = split_records(lines, parser.multiline)
-    return table if table.num_rows == sum(not parser.is_blank(r) for r in records) else None
+    return table if parser.matches(lines, table.num_rows) else None
 
 
 def _halved(block: Block, parser: Parser, trouble: Trouble) -> pa.Table | None:

@@ -40,6 +40,11 @@ class Part(msgspec.Struct, frozen=True, order=True):
     name: str
     size: int = 0
 
+    @property
+    def is_merged(self) -> bool:
+        """Whether it was made of several files."""
+        return _MERGED.fullmatch(self.name) is not None
+
 
 class Owner(msgspec.Struct, frozen=True):
     """Who writes to a folder."""

@@ -38,20 +38,25 @@ def python_type(kind: pa.DataType) -> Any:
         if test(kind):
             return python
     if t.is_list(kind) or t.is_large_list(kind):
-        return list[python_type(kind.value_type) | None]  # type: ignore[misc]
+        return list[_nullable(kind.value_type)]  # type: ignore[misc]
     if t.is_map(kind):
-        return dict[python_type(kind.key_type), python_type(kind.item_type) | None]  # type: ignore[misc]
+        return dict[python_type(kind.key_type), _nullable(kind.item_type)]  # type: ignore[misc]
     if t.is_struct(kind):
         fields = [kind.field(i) for i in range(kind.num_fields)]
-        return TypedDict("Struct", {f.name: python_type(f.type) | None for f in fields})  # type: ignore[operator]
+        return TypedDict("Struct", {f.name: _nullable(f.type) for f in fields})  # type: ignore[operator]
     return Any
+
+
+def _nullable(kind: pa.DataType) -> Any:
+    python = python_type(kind)
+    return None if python is None else python | None
 
 
 def decoder(spec: TableSpec) -> Callable[[bytes], Any]:
     """Bytes of a state's value back to the value."""
     if spec.tuples:
         fields = [spec.value_type.field(i).type for i in range(spec.value_type.num_fields)]
-        kind: Any = tuple[tuple(python_type(f) | None for f in fields)]  # type: ignore[misc]
+        kind: Any = tuple[tuple(_nullable(f) for f in fields)]  # type: ignore[misc]
         zone = [_zone(f) for f in fields]
         if not any(zone):
             return msgspec.msgpack.Decoder(kind).decode
@@ -61,8 +66,7 @@ def decoder(spec: TableSpec) -> Callable[[bytes], Any]:
 
 
 def _decoder(kind: pa.DataType) -> Callable[[bytes], Any]:
-    python = python_type(kind)
-    decode = msgspec.msgpack.Decoder(python if python is None else python | None).decode
+    decode = msgspec.msgpack.Decoder(_nullable(kind)).decode
     restore = _zone(kind)
     return decode if restore is None else lambda data: restore(decode(data))
 
@@ -74,7 +78,7 @@ def key_decoder(kind: pa.DataType) -> Callable[[bytes], Any]:
 
 def entry_decoder(key_types: Sequence[pa.DataType], spec: TableSpec) -> Callable[[bytes], Any]:
     """Bytes of an entry's full key (the key, or key and inner key) back to Python values."""
-    parts = [python_type(t) | None for t in key_types]
+    parts = [_nullable(t) for t in key_types]
     key: Any = parts[0] if len(parts) == 1 else tuple[tuple(parts)]  # type: ignore[misc]
     if spec.sub_type is None:
         return msgspec.msgpack.Decoder(key).decode

@@ -66,10 +66,10 @@ class _HeapValues(ValueTable):
         self.expiry = None if spec.ttl_ms is None else _Expiry(spec.ttl_ms)
 
     def absorb(self, at_ms: int) -> None:
-        gone = [k for k, v in self.changes.items() if v is GONE]
+        gone = [k for k, v in self.changes.items() if v is GONE] if self.forgets else []
         self.view.update(self.changes)
         for key in gone:
-            del self.view[key]
+            self.view.pop(key, None)
         if self.expiry is not None:
             self.expiry.note([k for k, v in self.changes.items() if v is not GONE], at_ms)
             self.expiry.forget(gone, at_ms)
@@ -87,10 +87,7 @@ class _HeapValues(ValueTable):
             self.changes.update(dict.fromkeys(self.expiry.due(now_ms), GONE))
 
     def live(self) -> int:
-        new = sum(
-            1 if v is not GONE else -1 for k, v in self.changes.items() if (k in self.view) == (v is GONE)
-        )
-        return len(self.view) + new
+        return len(self.view) + self.new_keys()
 
 
 class _HeapEntries(EntryTable):

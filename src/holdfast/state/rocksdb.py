@@ -80,10 +80,7 @@ class _Values(ValueTable):
         self.view.update((k, decode(v[skip:])) for k, v in zip(wanted, found, strict=True) if v is not None)
 
     def live(self) -> int:
-        new = sum(
-            1 if v is not GONE else -1 for k, v in self.changes.items() if (k in self.view) == (v is GONE)
-        )
-        return self.count + new
+        return self.count + self.new_keys()
 
 
 class _Entries(EntryTable):

@@ -12,6 +12,7 @@ well it forgets everything under its key. `at` is when the value was written, wh
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ import pyarrow as pa
 
 from holdfast.data.rows import column_values
 from holdfast.errors import StateError
+
+_COUNTED = 10_000
 
 
 class _Gone:
@@ -57,6 +60,8 @@ class ValueTable:
         self.spec = spec
         self.view: dict[Any, Any] = {}
         self.changes: dict[Any, Any] = {}
+        self.forgets = True
+        """Whether some change forgets a key; known once the changes are sealed."""
 
     def prefetch(self, keys: Iterable[Any]) -> None:
         """Have `view` hold what is committed for these keys. The heap has all of them anyway."""
@@ -68,22 +73,47 @@ class ValueTable:
             value = self.view.get(key, MISSING)
         return MISSING if value is GONE else value
 
+    def new_keys(self) -> int:
+        """By how many keys the changes make the table grow; `view` must know which of them it has.
+
+        For many changes to a large table it is projected from a sample: to look all of them up once more
+        would cost more than writing them.
+        """
+        if len(self.changes) > _COUNTED and len(self.view) > _COUNTED and not self.forgets:
+            sample = list(itertools.islice(self.changes, 0, None, len(self.changes) // _COUNTED))
+            known = sum(k in self.view for k in sample)
+            return len(self.changes) * (len(sample) - known) // len(sample)
+        if self.forgets:
+            changes = self.changes.items()
+            return sum(1 if v is not GONE else -1 for k, v in changes if (k in self.view) == (v is GONE))
+        return len(self.changes) - len(self.changes.keys() & self.view.keys())
+
     def to_arrow(self, key_types: Sequence[pa.DataType], now_ms: int, uid: str) -> pa.Table | None:
         """The changes as rows, and the overlay normalised to exactly what a reload would read."""
         if not self.changes:
             return None
         keys, values = list(self.changes), list(self.changes.values())
-        gone = [v is GONE for v in values] if GONE in values or any(v is GONE for v in values) else None
+        gone = [v is GONE for v in values] if values.count(GONE) else None
         if gone is not None:
             blank = (None,) * self.spec.value_type.num_fields if self.spec.tuples else None
             values = [blank if dead else v for v, dead in zip(values, gone, strict=True)]
         array = encode_values(values, self.spec, keys, uid)
-        normal = decode_values(array, self.spec)
-        if gone is not None:
-            normal = [GONE if dead else v for v, dead in zip(normal, gone, strict=True)]
-        self.changes = dict(zip(keys, normal, strict=True))
+        if gone is not None or not _reads_back(values, self.spec.value_type):
+            normal = decode_values(array, self.spec)
+            if gone is not None:
+                normal = [GONE if dead else v for v, dead in zip(normal, gone, strict=True)]
+            self.changes = dict(zip(keys, normal, strict=True))
+        self.forgets = gone is not None
         live = pa.array([True] * len(keys)) if gone is None else pa.array([not dead for dead in gone])
         return _rows(key_columns(keys, key_types, uid), None, array, live, self.spec, now_ms)
+
+
+_EXACT = {pa.float64(): float, pa.int64(): int, pa.string(): str, pa.bool_(): bool, pa.binary(): bytes}
+
+
+def _reads_back(values: list[Any], kind: pa.DataType) -> bool:
+    """Whether values are already what a reload would read, so that nothing needs to be normalised."""
+    return set(map(type, values)) == {_EXACT.get(kind)}
 
 
 class EntryTable:

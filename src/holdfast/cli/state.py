@@ -1,0 +1,262 @@
+"""`holdfast state`: stored state as a table, read from a directory without running the pipeline.
+
+What is shown is the last decided epoch's version. Nobody's code is run: types and names come from the log.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import typer
+
+from holdfast.cli.directory import Directory, open_directory
+from holdfast.cli.output import amount, console, print_json, size, table
+from holdfast.data.rows import to_rows
+from holdfast.engine.aggregate import Parts
+from holdfast.errors import ConfigError, DirectoryError, StateLostError
+from holdfast.functions import Column
+from holdfast.log.records import Commit
+from holdfast.plan import graph as g
+from holdfast.state.inspect import read_state
+
+_TRIES = 5
+
+
+def state(
+    dir: Annotated[Path, typer.Argument(metavar="DIR", help="The pipeline's directory.")],
+    operator: Annotated[str | None, typer.Option(help="The uid of a keyed operator.")] = None,
+    name: Annotated[str | None, typer.Option("--state", help="One state of that operator.")] = None,
+    key: Annotated[str | None, typer.Option(help="One key; of several columns: a,b or a JSON list.")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="The most rows of each state.")] = 20,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    state_root: Annotated[
+        Path | None, typer.Option(help="Where this host keeps state; DIR/state unless told.")
+    ] = None,
+) -> None:
+    """Show stored state as a table, without running the pipeline. Without --operator: which state there is."""
+    directory = open_directory(dir)
+    if operator is None:
+        _show_operators(directory, json)
+        return
+    root = state_root or dir / "state"
+    commit, found = _read(directory, root, _known(directory, operator))
+    wanted = {name: _named(found, name, operator)} if name is not None else found
+    facts = directory.identity.operators[operator]
+    shown = {s: friendly(t, s, facts) for s, t in wanted.items()}
+    if key is not None:
+        shown = {s: only_key(shown[s], key_names(t, facts), key) for s, t in wanted.items()}
+    if json:
+        print_json({"operator": operator, "epoch": commit.epoch, "states": _facts(shown, limit)})
+        return
+    _print_tables(shown, limit, operator, commit)
+
+
+def _show_operators(directory: Directory, json: bool) -> None:
+    rows = operator_rows(directory)
+    if json:
+        print_json(
+            {"pipeline": directory.identity.name, "epoch": directory.journal.last_epoch(), "operators": rows}
+        )
+        return
+    out = console()
+    cells = [
+        [
+            r["operator"],
+            r["kind"],
+            r["key"],
+            r["state"],
+            r["type"],
+            amount(r["entries"]),
+            size(r["bytes"]),
+            r["version"],
+        ]
+        for r in rows
+    ]
+    names = ["operator", "kind", "key", "state", "type", "entries", "bytes", "version"]
+    out.print(table(names, cells, right=("entries", "bytes")))
+    if rows:
+        out.print(
+            f"\nholdfast state {directory.path} --operator {rows[0]['operator']}  shows what is in it.",
+            style="dim",
+        )
+
+
+def operator_rows(directory: Directory) -> list[dict[str, Any]]:
+    """Each state of each keyed operator: its type, its entries, its operator's bytes and version."""
+    last = directory.journal.last_epoch()
+    commit = directory.journal.commit(last) if last else None
+    rows = []
+    for uid, facts in directory.identity.operators.items():
+        if facts["kind"] not in g.KEYED:
+            continue
+        sealed = [] if commit is None else [s.sealed for s in commit.shards.get(uid, [])]
+        for name, kind in _types(facts).items():
+            rows.append(
+                {
+                    "operator": uid,
+                    "kind": facts["kind"],
+                    "key": facts["key"],
+                    "state": name,
+                    "type": kind,
+                    "entries": sum(s.live.get(name, 0) for s in sealed),
+                    "bytes": sum(s.size_bytes for s in sealed),
+                    "shards": len(sealed),
+                    "version": f"epoch {last}" if commit else "-",
+                }
+            )
+    return rows
+
+
+def _types(facts: dict[str, Any]) -> dict[str, str]:
+    if facts["kind"] == g.PROCESS:
+        return {name: _type(state) for name, state in facts["states"].items()}
+    if facts["kind"] == g.AGGREGATE:
+        return {"state": ", ".join(f"{name}={kind}" for name, kind in facts["aggregates"].items())}
+    return {"state": "one record"}
+
+
+def _type(state: dict[str, Any]) -> str:
+    inner = {"map": f"map of {state['sub']} to {state['value']}", "list": f"list of {state['value']}"}
+    ttl = f", for {state['ttl_s']:g} s" if state["ttl_s"] else ""
+    return inner.get(state["kind"], str(state["value"])) + ttl
+
+
+def _known(directory: Directory, uid: str) -> str:
+    """A uid that has state, or an error that lists those that have."""
+    keyed = [u for u, f in directory.identity.operators.items() if f["kind"] in g.KEYED]
+    if uid not in keyed:
+        raise ConfigError(
+            f"There is no operator {uid!r} with state in {directory.path}.",
+            remedy=f"There are: {', '.join(keyed) or 'none'}.",
+        )
+    return uid
+
+
+def _named(found: dict[str, pa.Table], name: str, uid: str) -> pa.Table:
+    if name not in found:
+        raise ConfigError(
+            f"{uid!r} has nothing stored as {name!r}.",
+            remedy=f"There is: {', '.join(found) or 'nothing yet'}.",
+        )
+    return found[name]
+
+
+def _read(directory: Directory, root: Path, uid: str) -> tuple[Commit, dict[str, pa.Table]]:
+    """The states at the last decided epoch. A run may tidy up behind us: then the next epoch's are read."""
+    for attempt in range(_TRIES):
+        commit = directory.journal.commit(directory.journal.last_epoch())
+        if commit is None:
+            raise DirectoryError(f"No epoch was decided in {directory.path} yet, so there is no state.")
+        try:
+            return commit, read_state(root, directory.identity.name, commit, uid)
+        except StateLostError:
+            if attempt == _TRIES - 1 or directory.journal.last_epoch() == commit.epoch:
+                raise
+    raise AssertionError("unreachable")
+
+
+def key_names(stored: pa.Table, facts: dict[str, Any]) -> list[str]:
+    """The names of the key's columns: the user's own, or `key` where it is a function of the record."""
+    width = sum(1 for n in stored.schema.names if n[0] == "k" and n[1:].isdigit())
+    named = [k.strip() for k in facts["key"].split(",")]
+    if facts["key"] != "function" and len(named) == width:
+        return named
+    return ["key"] if width == 1 else [f"key{i}" for i in range(width)]
+
+
+def friendly(stored: pa.Table, state: str, facts: dict[str, Any]) -> pa.Table:
+    """A stored table with the names people know: the key's own columns, entry or place, the value's fields."""
+    columns = {name: stored.column(i) for i, name in enumerate(key_names(stored, facts))}
+    if "sub" in stored.schema.names:
+        columns["place" if facts["states"][state]["kind"] == "list" else "entry"] = stored["sub"]
+    for name, column in _values(stored["value"], facts).items():
+        columns[name if name not in columns else f"{name} (value)"] = column
+    return pa.table(columns)
+
+
+def _values(value: pa.ChunkedArray, facts: dict[str, Any]) -> dict[str, Any]:
+    """The value as columns: an aggregate's results, a record's fields, or just the value."""
+    if facts["kind"] == g.AGGREGATE:
+        return _results(_flat(value), facts["aggregates"])
+    if pa.types.is_struct(value.type):
+        flat = _flat(value)
+        return {value.type.field(i).name: pc.struct_field(flat, i) for i in range(value.type.num_fields)}
+    return {"value": value}
+
+
+def _flat(column: pa.ChunkedArray) -> pa.Array:
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def _results(value: pa.StructArray, aggregates: dict[str, str]) -> dict[str, Any]:
+    """What the aggregates would emit; of the user's own, the accumulator: its code is not run here."""
+    body = {name: _column(text) for name, text in aggregates.items() if text.endswith(")")}
+    parts = Parts(g.Node(0, g.AGGREGATE, "", body))
+    made = dict(parts.results([value.field(name) for name in parts.names], redact=False))
+    return {name: made[name] if name in made else value.field(name) for name in aggregates}
+
+
+def _column(text: str) -> Column:
+    kind, _, rest = text.partition("(")
+    return Column(kind, rest.removesuffix(")") or None)
+
+
+def only_key(shown: pa.Table, keys: list[str], wanted: str) -> pa.Table:
+    """The rows of one key, written as people write it."""
+    for name, part in zip(keys, _parts(wanted, len(keys)), strict=True):
+        column = shown[name]
+        mask = pc.is_null(column) if part is None else pc.equal(column, _cast(part, column.type, name))
+        shown = shown.filter(mask)
+    return shown
+
+
+def _parts(wanted: str, width: int) -> list[Any]:
+    if wanted.startswith("["):
+        try:
+            parts = msgspec.json.decode(wanted, type=list[Any])
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"--key {wanted!r} is no JSON list: {error}.") from None
+    else:
+        parts = wanted.split(",") if width > 1 else [wanted]
+        parts = [None if p == "null" else p for p in parts]
+    if len(parts) != width:
+        raise ConfigError(
+            f"--key {wanted!r} has {len(parts)} parts; the key has {width}.", remedy="Write them as a,b."
+        )
+    return parts
+
+
+def _cast(part: Any, kind: pa.DataType, name: str) -> pa.Scalar:
+    try:
+        return pa.scalar(str(part) if isinstance(part, (int, float)) else part).cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise ConfigError(f"--key: {part!r} is no {kind}, which {name!r} is.") from None
+
+
+def _facts(shown: dict[str, pa.Table], limit: int) -> dict[str, Any]:
+    return {s: {"total": t.num_rows, "rows": to_rows(t.slice(0, limit))} for s, t in shown.items()}
+
+
+def _print_tables(shown: dict[str, pa.Table], limit: int, uid: str, commit: Commit) -> None:
+    out = console()
+    if not shown:
+        out.print(f"{uid} has no state after epoch {commit.epoch}.")
+    for name, found in shown.items():
+        title = f"[bold]{uid}.{name}[/bold] after epoch {commit.epoch}: {amount(found.num_rows)} rows"
+        out.print(title, soft_wrap=True)
+        rows = to_rows(found.slice(0, limit))
+        numbers = [
+            f.name for f in found.schema if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)
+        ]
+        out.print(table(found.schema.names, [[_cell(v) for v in r.values()] for r in rows], right=numbers))
+        if found.num_rows > limit:
+            out.print(f"… and {amount(found.num_rows - limit)} more; --limit shows more.", style="dim")
+        out.print()
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

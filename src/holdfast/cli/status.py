@@ -1,0 +1,100 @@
+"""`holdfast status`: where a pipeline stands, read from its directory."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.cli.directory import Directory, open_directory, process_of, state_of
+from holdfast.cli.output import amount, clock, console, millis, print_json, size
+
+_COLOURS = {"running": "green", "starting": "yellow", "waiting": "yellow", "failed": "red", "died": "red"}
+
+
+def status(
+    dir: Annotated[Path, typer.Argument(metavar="DIR", help="The pipeline's directory.")],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show where a pipeline stands: its state, its process, its last epoch, its counts."""
+    facts = status_facts(open_directory(dir))
+    if json:
+        print_json(facts)
+        return
+    console().print(_shown(facts))
+
+
+def status_facts(directory: Directory) -> dict[str, Any]:
+    """Everything the directory tells: the log knows the epochs, the status how the last run felt."""
+    told = directory.status()
+    last = directory.journal.last_epoch()
+    commit = directory.journal.commit(last) if last else None
+    sealed = [] if commit is None else [s.sealed for shards in commit.shards.values() for s in shards]
+    return {
+        "pipeline": directory.identity.name,
+        "directory": str(directory.path.absolute()),
+        "state": "unknown" if told is None else state_of(told),
+        "process": None if told is None else process_of(told),
+        "pid": None if told is None else told.pid,
+        "host": None if told is None else told.host,
+        "generation": directory.journal.newest_generation(),
+        "epoch": last,
+        "backend": directory.identity.backend,
+        "parallelism": directory.identity.parallelism,
+        "records": 0 if told is None else told.records,
+        "records_per_s": 0.0 if told is None else told.records_per_s,
+        "latency_ms": 0.0 if told is None else told.latency_ms,
+        "backlog": 0 if told is None else told.backlog,
+        "state_keys": sum(max(s.live.values(), default=0) for s in sealed),
+        "state_bytes": sum(s.size_bytes for s in sealed),
+        "bad_records": {} if told is None else told.bad_records,
+        "started_ms": 0 if told is None else told.started_ms,
+        "updated_ms": 0 if told is None else told.updated_ms,
+        "message": "" if told is None else told.message,
+        "error": "" if told is None else told.error,
+    }
+
+
+def _shown(facts: dict[str, Any]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    rows: list[tuple[str, Any]] = [
+        ("pipeline", facts["pipeline"]),
+        ("state", Text(facts["state"], style=f"bold {_COLOURS.get(facts['state'], 'default')}")),
+        ("process", _process(facts)),
+        ("generation", facts["generation"]),
+        ("last epoch", amount(facts["epoch"])),
+        ("this run", f"{amount(facts['records'])} records, {clock(_ran_s(facts))}"),
+        ("records/s", amount(facts["records_per_s"])),
+        ("latency", millis(facts["latency_ms"])),
+        ("backlog", amount(facts["backlog"])),
+        (
+            "stored state",
+            f"{amount(facts['state_keys'])} keys, {size(facts['state_bytes'])}, {facts['backend']}",
+        ),
+        ("parallelism", facts["parallelism"]),
+        ("bad records", ", ".join(f"{uid} {amount(n)}" for uid, n in facts["bad_records"].items()) or "0"),
+        ("directory", facts["directory"]),
+    ]
+    if facts["error"]:
+        rows.append(("error", Text(facts["error"], style="red")))
+    for name, value in rows:
+        grid.add_row(Text(name, style="dim"), value if isinstance(value, Text) else Text(str(value)))
+    return grid
+
+
+def _ran_s(facts: dict[str, Any]) -> float:
+    return max(0, facts["updated_ms"] - facts["started_ms"]) / 1000
+
+
+def _process(facts: dict[str, Any]) -> str:
+    if facts["pid"] is None:
+        return "none has run here yet"
+    told = clock(max(0.0, time.time() - facts["updated_ms"] / 1000))
+    how = {"alive": "is there", "dead": "has gone", "elsewhere": "can't be asked from this host"}[
+        facts["process"]
+    ]
+    return f"{facts['pid']} on {facts['host']} {how}; last heard of {told} ago"

@@ -1,0 +1,144 @@
+"""The live view of a run, for a terminal: drawn from what was seen, many times a second, changing nothing."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.cli.output import amount, clock, millis, size
+from holdfast.cli.watching import Seen
+from holdfast.metrics import Status
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_COLOURS = {"starting": "yellow", "waiting": "yellow", "running": "green", "stopped": "cyan", "failed": "red"}
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The last values as bars, from nothing to the greatest of them.
+
+    >>> sparkline([0, 1, 2, 4], 10)
+    '▁▂▅█'
+    """
+    last = list(values)[-width:]
+    top = max(last, default=0.0)
+    if top <= 0:
+        return _BLOCKS[0] * len(last)
+    return "".join(_BLOCKS[min(7, int(v / top * 7.999))] for v in last)
+
+
+def run_view(seen: Seen, below: Sequence[RenderableType] = (), spark: int = 32) -> RenderableType:
+    """The whole view: the figures, what was said last, and what else is to be seen."""
+    status = seen.status
+    if status is None:
+        return Panel(Text("starting…", style="dim"), expand=False)
+    panel = Panel(
+        _figures(seen, status, spark),
+        title=_title(status),
+        title_align="left",
+        subtitle=_hint(seen, status),
+        subtitle_align="right",
+        border_style=_COLOURS.get(status.state, "white"),
+        padding=(0, 1),
+        expand=False,
+    )
+    return Group(panel, *_messages(seen, status), *below)
+
+
+def narrow_view(seen: Seen, width: int) -> RenderableType:
+    """The figures in a column, for a view that has more to show."""
+    status = seen.status
+    if status is None:
+        return Panel(Text("starting…", style="dim"), width=width)
+    grid = Table.grid(padding=(0, 2))
+    for label, value in _column(seen, status):
+        grid.add_row(Text(label, style="dim"), value)
+    line = Text(sparkline(seen.rates.copy(), width - 4) or " ", style="green", no_wrap=True)
+    message = (seen.messages.copy() or deque([""]))[-1] if status.state == "starting" else ""
+    return Panel(
+        Group(grid, line, Text(f"{message}…" if message else "", style="dim", no_wrap=True)),
+        title=_title(status),
+        title_align="left",
+        subtitle=_hint(seen, status),
+        subtitle_align="right",
+        border_style=_COLOURS.get(status.state, "white"),
+        width=width,
+        padding=(0, 1),
+    )
+
+
+def _column(seen: Seen, status: Status) -> list[tuple[str, Text]]:
+    return [
+        ("epoch", Text.assemble((amount(status.epoch), "bold"), ("  uptime ", "dim"), clock(seen.uptime_s))),
+        ("records", Text(amount(status.records))),
+        ("latency", Text.assemble((millis(status.latency_ms), "bold"))),
+        ("", _percentiles(seen)),
+        ("backlog", _backlog(status)),
+        ("state", Text(f"{amount(status.state_keys)} keys, {size(status.state_bytes)}")),
+        ("bad records", Text(amount(seen.bad_records), style="bold red" if seen.bad_records else "dim")),
+        ("records/s", _strong(amount(status.records_per_s))),
+    ]
+
+
+def _title(status: Status) -> Text:
+    colour = _COLOURS.get(status.state, "white")
+    generation = f" · generation {status.generation}" if status.generation else ""
+    return Text.assemble(
+        (status.pipeline, "bold"), (generation, "default"), " · ", (f"● {status.state}", colour)
+    )
+
+
+def _hint(seen: Seen, status: Status) -> Text:
+    if status.state in ("stopped", "failed"):
+        return Text(f"ran for {clock(seen.uptime_s)}", style="dim")
+    if seen.stopping:
+        return Text("stopping after this epoch; Ctrl-C again gives up waiting", style="yellow")
+    return Text("Ctrl-C finishes the epoch and stops", style="dim")
+
+
+def _figures(seen: Seen, status: Status, spark: int) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    for justify in ("left", "right", "left", "left", "right"):
+        grid.add_column(justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    line = Text(f"{sparkline(seen.rates.copy(), spark):<{spark}}", style="green")
+    slow = Text(f"{sparkline(seen.latencies_ms.copy(), spark):<{spark}}", style="magenta")
+    bad = Text(amount(seen.bad_records), style="bold red" if seen.bad_records else "dim")
+    rows: list[tuple[str, Text, Text, str, Text]] = [
+        ("records/s", _strong(amount(status.records_per_s)), line, "epoch", _strong(amount(status.epoch))),
+        ("latency", _strong(millis(status.latency_ms)), slow, "uptime", Text(clock(seen.uptime_s))),
+        ("records", Text(amount(status.records)), _percentiles(seen), "backlog", _backlog(status)),
+        ("state keys", Text(amount(status.state_keys)), Text(""), "state", Text(size(status.state_bytes))),
+        ("bad records", bad, Text(_fitting(status.directory, spark), style="dim"), "", Text("")),
+    ]
+    for label, value, middle, other, last in rows:
+        grid.add_row(Text(label, style="dim"), value, middle, Text(other, style="dim"), last)
+    return grid
+
+
+def _percentiles(seen: Seen) -> Text:
+    if not seen.latencies_ms:
+        return Text("")
+    return Text(f"p50 {millis(seen.latency_ms(0.5))} · p99 {millis(seen.latency_ms(0.99))}", style="dim")
+
+
+def _strong(text: str) -> Text:
+    return Text(text, style="bold")
+
+
+def _backlog(status: Status) -> Text:
+    return Text(amount(status.backlog), style="yellow" if status.backlog else "default")
+
+
+def _fitting(path: str, width: int) -> str:
+    return path if len(path) <= width else f"…{path[1 - width :]}"
+
+
+def _messages(seen: Seen, status: Status) -> list[Text]:
+    """What the engine said while it was starting; gone once epochs run."""
+    if seen.epochs or status.state not in ("starting", "waiting"):
+        return []
+    return [Text(f"  {message}…", style="dim") for message in seen.messages.copy()]
