@@ -110,7 +110,7 @@ def reports(table: pa.Table) -> pa.Table:
 def drive(vehicle: np.ndarray, at_s: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Where each vehicle is at a time, and how fast: on a motorway, in a city, or somewhere in the country."""
     style, phase = uniform(vehicle, 1), uniform(vehicle, 2)
-    on_road, in_city = style < 0.62, (style >= 0.62) & (style < 0.92)
+    on_road, in_city = style < 0.62, (style >= 0.62) & (style < 0.95)
     speed = np.where(on_road, 95, np.where(in_city, 30, 60)) + 30 * uniform(vehicle, 3)
 
     start, end, bend = (

@@ -123,7 +123,14 @@ def standalone_cluster(scratch: Path) -> Iterator[int]:
     }
     dynamic = [f"-D{name}={value}" for name, value in settings.items()]
     env = {**os.environ, "FLINK_CONF_DIR": str(scratch / "conf"), "FLINK_LOG_DIR": str(scratch)}
-    job_manager = ["bash", str(HOME / "bin/jobmanager.sh"), "start-foreground", "localhost", str(port), *dynamic]
+    job_manager = [
+        "bash",
+        str(HOME / "bin/jobmanager.sh"),
+        "start-foreground",
+        "localhost",
+        str(port),
+        *dynamic,
+    ]
     task_manager = ["bash", str(HOME / "bin/taskmanager.sh"), "start-foreground", *dynamic]
     commands = [job_manager] + [task_manager] * PARALLELISM
     with open(scratch / "cluster.log", "w") as log:

@@ -102,7 +102,7 @@ def colours(country: Country, cells: int) -> npt.NDArray[np.uint8]:
     flash = _blocks(np.maximum, country.flash_ms, edges)
     gone = _blocks(np.logical_and, country.flash_gone | (country.flash_ms == 0), edges)
     top = math.log1p(max(20.0, float(np.quantile(reports[reports > 0], 0.97)) if reports.any() else 20.0))
-    level = np.minimum(np.round(np.log1p(reports) / top * (_LEVELS - 1)) / (_LEVELS - 1), 1.0)
+    level = np.round(np.minimum(np.log1p(reports) / top, 1.0) ** 1.6 * (_LEVELS - 1)) / (_LEVELS - 1)
     fresh = 0.3 + 0.7 * np.round(np.clip(1 - (country.now_ms - seen) / _FADE_MS, 0, 1) * 6) / 6
     ramp = np.stack([np.interp(level, np.linspace(0, 1, len(_RAMP)), _RAMP[:, c]) for c in range(3)], axis=-1)
     picture = np.where((reports > 0)[..., None], ramp * fresh[..., None], _SEA)
@@ -114,7 +114,7 @@ def colours(country: Country, cells: int) -> npt.NDArray[np.uint8]:
 
 def _blocks(operation: np.ufunc, tiles: npt.NDArray[Any], edges: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
     """Tiles gathered into fewer cells."""
-    return operation.reduceat(operation.reduceat(tiles, edges, axis=0), edges, axis=1)  # type: ignore[no-any-return]
+    return operation.reduceat(operation.reduceat(tiles, edges, axis=0), edges, axis=1)
 
 
 @lru_cache(maxsize=8192)

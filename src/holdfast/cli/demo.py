@@ -31,7 +31,7 @@ from holdfast.metrics import EpochFacts, Status, read_status
 
 MASTER, RATE = "local[2]", 20_000
 _MARK = "made-by-holdfast-demo"
-_SIDE_WIDTH, _PANEL_HEIGHT = 44, 13
+_SIDE_WIDTH, _PANEL_HEIGHT = 44, 11
 
 
 def demo(
@@ -130,13 +130,13 @@ def demo_view(seen: Seen, country: Country, width: int, height: int) -> Renderab
 def _map(country: Country, cells: int) -> RenderableType:
     return Panel(
         MapPicture(country, cells),
-        title="330 km × 330 km, in tiles of 5 km",
+        title="330 × 330 km, tiles of 5 km" if cells > 40 else "330 × 330 km",
         subtitle=Text.assemble(
-            ("▀", "#401c6e"),
-            ("▀", "#c44076"),
-            ("▀", "#fcf6c4"),
+            ("■", "#401c6e"),
+            ("■", "#c44076"),
+            ("■", "#fcf6c4"),
             (" reports ", "dim"),
-            ("▀", "#40e0ff"),
+            ("■", "#40e0ff"),
             (" change", "dim"),
         ),
         width=cells + 2,
@@ -168,6 +168,7 @@ def summary(seen: Seen, country: Country, home: Path) -> dict[str, Any]:
         "epochs": seen.epochs,
         "seconds": round(seen.uptime_s, 1),
         "records_per_s": round(rate, 1),
+        "first_epoch_ms": round(seen.first_ms, 1),
         "latency_p50_ms": round(seen.latency_ms(0.5), 1),
         "latency_p99_ms": round(seen.latency_ms(0.99), 1),
         "state_keys": 0 if status is None else status.state_keys,
@@ -183,7 +184,7 @@ def _print_summary(facts: dict[str, Any], out: Console) -> None:
     lines = [
         ("done", f"{amount(facts['records'])} records in {amount(facts['epochs'])} epochs, {clock(facts['seconds'])} with start-up"),
         ("speed", f"{amount(facts['records_per_s'])} records/s; latency p50 {millis(facts['latency_p50_ms'])}, "
-                  f"p99 {millis(facts['latency_p99_ms'])}"),
+                  f"p99 {millis(facts['latency_p99_ms'])}, first epoch {millis(facts['first_epoch_ms'])}"),
         ("state", f"{amount(facts['state_keys'])} keys, {size(facts['state_bytes'])}"),
         ("map", f"{amount(facts['tiles'])} tiles, {amount(facts['changes'])} road changes flagged"),
         ("output", f"{facts['output']}: tiles and vehicles (Parquet), changes (JSON lines)"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import Any, TextIO
 
 import msgspec
 from rich.console import Console
@@ -19,7 +19,7 @@ PLAIN_WIDTH = 160
 class Unbroken:
     """Standard output that goes quiet when its reader has gone, so that a pipeline outlives `| head`."""
 
-    def __init__(self, stream: IO[str]) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:

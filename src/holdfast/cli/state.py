@@ -63,6 +63,7 @@ def _show_operators(directory: Directory, json: bool) -> None:
         )
         return
     out = console()
+    first = {r["operator"]: r["state"] for r in reversed(rows)}
     cells = [
         [
             r["operator"],
@@ -71,7 +72,7 @@ def _show_operators(directory: Directory, json: bool) -> None:
             r["state"],
             r["type"],
             amount(r["entries"]),
-            size(r["bytes"]),
+            size(r["bytes"]) if first[r["operator"]] == r["state"] else "",
             r["version"],
         ]
         for r in rows
@@ -259,4 +260,4 @@ def _print_tables(shown: dict[str, pa.Table], limit: int, uid: str, commit: Comm
 
 
 def _cell(value: Any) -> str:
-    return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    return "-" if value is None else f"{value:.10g}" if isinstance(value, float) else str(value)

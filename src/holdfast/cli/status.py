@@ -87,7 +87,7 @@ def _shown(facts: dict[str, Any]) -> Table:
 
 
 def _ran_s(facts: dict[str, Any]) -> float:
-    return max(0, facts["updated_ms"] - facts["started_ms"]) / 1000
+    return float(max(0, facts["updated_ms"] - facts["started_ms"])) / 1000
 
 
 def _process(facts: dict[str, Any]) -> str:

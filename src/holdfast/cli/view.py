@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
@@ -58,9 +57,9 @@ def narrow_view(seen: Seen, width: int) -> RenderableType:
     for label, value in _column(seen, status):
         grid.add_row(Text(label, style="dim"), value)
     line = Text(sparkline(seen.rates.copy(), width - 4) or " ", style="green", no_wrap=True)
-    message = (seen.messages.copy() or deque([""]))[-1] if status.state == "starting" else ""
+    said = _messages(seen, status)
     return Panel(
-        Group(grid, line, Text(f"{message}…" if message else "", style="dim", no_wrap=True)),
+        Group(grid, said[-1] if said else line),
         title=_title(status),
         title_align="left",
         subtitle=_hint(seen, status),
@@ -103,15 +102,21 @@ def _hint(seen: Seen, status: Status) -> Text:
 def _figures(seen: Seen, status: Status, spark: int) -> Table:
     grid = Table.grid(padding=(0, 2))
     for justify in ("left", "right", "left", "left", "right"):
-        grid.add_column(justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        grid.add_column(justify=justify, no_wrap=True)
     line = Text(f"{sparkline(seen.rates.copy(), spark):<{spark}}", style="green")
     slow = Text(f"{sparkline(seen.latencies_ms.copy(), spark):<{spark}}", style="magenta")
     bad = Text(amount(seen.bad_records), style="bold red" if seen.bad_records else "dim")
     rows: list[tuple[str, Text, Text, str, Text]] = [
         ("records/s", _strong(amount(status.records_per_s)), line, "epoch", _strong(amount(status.epoch))),
-        ("latency", _strong(millis(status.latency_ms)), slow, "uptime", Text(clock(seen.uptime_s))),
-        ("records", Text(amount(status.records)), _percentiles(seen), "backlog", _backlog(status)),
-        ("state keys", Text(amount(status.state_keys)), Text(""), "state", Text(size(status.state_bytes))),
+        ("records", Text(amount(status.records)), Text(""), "uptime", Text(clock(seen.uptime_s))),
+        ("latency", _strong(millis(status.latency_ms)), slow, "backlog", _backlog(status)),
+        (
+            "state keys",
+            Text(amount(status.state_keys)),
+            _percentiles(seen),
+            "state",
+            Text(size(status.state_bytes)),
+        ),
         ("bad records", bad, Text(_fitting(status.directory, spark), style="dim"), "", Text("")),
     ]
     for label, value, middle, other, last in rows:
@@ -141,4 +146,4 @@ def _messages(seen: Seen, status: Status) -> list[Text]:
     """What the engine said while it was starting; gone once epochs run."""
     if seen.epochs or status.state not in ("starting", "waiting"):
         return []
-    return [Text(f"  {message}…", style="dim") for message in seen.messages.copy()]
+    return [Text(f"{message}…", style="yellow", no_wrap=True) for message in seen.messages.copy()]

@@ -5,6 +5,7 @@ Plain data and no drawing: `view` draws it, `lines` prints it, `demo` sums it up
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +26,8 @@ class Seen:
         self.status: Status | None = None
         self.epochs = 0
         self.rates: deque[float] = deque(maxlen=KEPT)
+        self.first_ms = 0.0
+        """The latency of the first epoch: it starts the workers, and stands apart from the others."""
         self.latencies_ms: deque[float] = deque(maxlen=KEPT)
         self.messages: deque[str] = deque(maxlen=3)
         self._last_ms: int | None = None
@@ -41,7 +44,10 @@ class Seen:
 
     def _hear_epoch(self, facts: EpochFacts) -> None:
         self.epochs += 1
-        self.latencies_ms.append(facts.latency_ms)
+        if self.epochs == 1:
+            self.first_ms = facts.latency_ms
+        else:
+            self.latencies_ms.append(facts.latency_ms)
         if self._last_ms is not None and facts.now_ms > self._last_ms:
             self.rates.append(facts.records_in * 1000 / (facts.now_ms - self._last_ms))
         self._last_ms = facts.now_ms
@@ -67,4 +73,4 @@ class Seen:
         (20.0, 400.0)
         """
         found = sorted(self.latencies_ms.copy())
-        return found[min(len(found) - 1, int(share * len(found) + 0.5) - (share < 0.99))] if found else 0.0
+        return found[max(0, math.ceil(share * len(found)) - 1)] if found else 0.0

@@ -135,8 +135,11 @@ class Handle:
             journal.create_identity(wanted)
         for folder in ("staging", "state"):
             (self.directory / folder).mkdir(parents=True, exist_ok=True)
-        generation = journal.take(str(sc.applicationId))
         program = build_program(stages, self._settings, parallelism, str(self.directory))
+        for node in stages.graph.of_kind(g.SINK):
+            with _naming(node):
+                node.body.claim(node.uid, program.staging)
+        generation = journal.take(str(sc.applicationId))
         ship(sc, self._pipeline)
         runner = SparkRunner(sc, program)
         if not runner.pins and not is_local(sc):

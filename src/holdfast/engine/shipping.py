@@ -6,6 +6,7 @@ functions and classes travel with the program. Everything beside it can be impor
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import tempfile
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _SKIPPED = {"__pycache__", "node_modules", "site-packages", "spark-warehouse"}
 _LIMIT_BYTES = 64 << 20
+_shipped: set[tuple[str, str]] = set()
 
 
 def ship(sc: SparkContext, pipeline: Pipeline) -> None:
@@ -35,9 +37,11 @@ def ship(sc: SparkContext, pipeline: Pipeline) -> None:
     folder = Path(file).resolve().parent if file else None
     if folder is None or not _is_users(folder):
         return
-    found = list(_modules(folder))
-    if found:
-        sc.addPyFile(_zipped(folder, found))
+    found = _modules(folder)
+    digest = _digest(found)
+    if found and (str(sc.applicationId), digest) not in _shipped:
+        sc.addPyFile(_zipped(folder, found, digest))
+        _shipped.add((str(sc.applicationId), digest))
 
 
 def _is_users(folder: Path) -> bool:
@@ -63,8 +67,15 @@ def _modules(folder: Path) -> list[Path]:
     return found
 
 
-def _zipped(folder: Path, files: list[Path]) -> str:
-    made = os.path.join(tempfile.mkdtemp(prefix="holdfast-ship-"), "holdfast_user_code.zip")
+def _digest(files: list[Path]) -> str:
+    made = hashlib.sha256()
+    for file in files:
+        made.update(str(file).encode() + b"\0" + file.read_bytes())
+    return made.hexdigest()[:16]
+
+
+def _zipped(folder: Path, files: list[Path], digest: str) -> str:
+    made = os.path.join(tempfile.mkdtemp(prefix="holdfast-ship-"), f"holdfast_user_code_{digest}.zip")
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in files:
             archive.write(file, file.relative_to(folder))

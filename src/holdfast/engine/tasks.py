@@ -161,6 +161,7 @@ class Shards:
         for state in self._states.values():
             state.close()
         self._states = {}
+        self._operators = {}
 
 
 def run_shard_task(

@@ -18,7 +18,8 @@ _shards = Shards()
 
 def _program(digest: str, pickled: bytes) -> Program:
     if digest not in _programs:
-        _programs.clear()  # one run at a time: an older program's functions go
+        _programs.clear()  # one run at a time: an older program's functions and shards go
+        _shards.close()
         _programs[digest] = pickle.loads(pickled)
     return _programs[digest]
 

@@ -236,7 +236,9 @@ class TableWriter(SinkWriter):
         os.makedirs(self._folder, exist_ok=True)
         with open(os.path.join(self._folder, self._name), "wb") as file:
             file.write(data)
-        return [StagedFile(path=self._name, rows=table.num_rows, size_bytes=data.size, crc32=zlib.crc32(data))]
+        return [
+            StagedFile(path=self._name, rows=table.num_rows, size_bytes=data.size, crc32=zlib.crc32(data))
+        ]
 
     def abort(self) -> None:
         self._tables = []

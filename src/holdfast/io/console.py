@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any, TextIO
@@ -103,6 +104,7 @@ class ConsoleSink(Sink):
                 self.embedded = True  # somebody else draws this screen
                 return
             self._live = live
+            atexit.register(self.close)  # the cursor is hidden meanwhile
         self._live.update(self.renderable(uid), refresh=True)
 
     def _print(self, newest: list[Row], count: int, uid: str) -> None:

@@ -123,7 +123,9 @@ def header(line: bytes, delimiter: str, path: str) -> list[str]:
     return names
 
 
-def infer(sample: bytes, delimiter: str, nulls: tuple[str, ...], path: str) -> pa.Schema:
+def infer(
+    sample: bytes, delimiter: str, nulls: tuple[str, ...], path: str, *, multiline: bool = False
+) -> pa.Schema:
     """The schema of a file with a header, by its first lines; timestamps get microseconds.
 
     >>> infer(b"a,at\\n1,2024-01-01T00:00:00\\n", ",", ("",), "x.csv")
@@ -138,7 +140,9 @@ def infer(sample: bytes, delimiter: str, nulls: tuple[str, ...], path: str) -> p
         found = pcsv.read_csv(
             pa.BufferReader(rest),
             read_options=pcsv.ReadOptions(use_threads=False, column_names=names, block_size=len(rest) + 1),
-            parse_options=pcsv.ParseOptions(delimiter=delimiter, invalid_row_handler=lambda row: "skip"),
+            parse_options=pcsv.ParseOptions(
+                delimiter=delimiter, newlines_in_values=multiline, invalid_row_handler=lambda row: "skip"
+            ),
             convert_options=pcsv.ConvertOptions(null_values=list(nulls), strings_can_be_null=True),
         ).schema
     except pa.ArrowInvalid as error:

@@ -24,6 +24,7 @@ from holdfast.errors import DataError, PipelineError, SourceChangedError
 from holdfast.io import csvtext, drift, jsontext, lines, parquetfile
 from holdfast.io.base import Limit, Offer, Range, Reading, Source, check_policy
 from holdfast.io.listing import Folder, Found, Open, Taken, after, news
+from holdfast.io.place import local_path
 
 FILES_AN_EPOCH = 1_000
 _LEAST_ROWS = 4_096
@@ -54,7 +55,9 @@ def files(
     writer that can't rename needs `settle`: a file is then taken only when it has not been touched for so long.
 
     A taken file must stay as it is for as long as an epoch may be run again: one that has changed, shrunk
-    or gone is a `SourceChangedError`. Appending to a taken file is such a change.
+    or gone is a `SourceChangedError`. Appending to a taken file is such a change. A file that is moved to another
+    name below the folder is a new file: move what is done with out of it. Links to folders are not followed,
+    and what only a folder's name tells (`country=KR/`) is not read.
 
     A file that turns up with an older time than one already taken is still taken, once, if it is at most
     `late_window` older than the newest one (or newer than the 5,000 newest taken, whichever is
@@ -91,7 +94,7 @@ def files(
     """
     settings = _Text(header, delimiter, multiline, tuple(nulls), timestamp_format)
     return FilesSource(
-        os.fspath(path),
+        local_path(path),
         _format(format, settings),
         None if schema is None else arrow_schema(schema),
         on_bad_record=check_policy(on_bad_record),
@@ -480,7 +483,7 @@ class _Parquet(Format):
     def read(
         self, path: str, piece: Range, schema: pa.Schema, on_drift: str, reading: Reading
     ) -> Iterator[pa.Table]:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, memory_map=True) as file:
             names = file.schema_arrow.names
             drift.check_names(names, schema, on_drift, path)
             wanted = [name for name in names if name in schema.names]
@@ -571,7 +574,8 @@ class _Csv(_Lines):
                 "CSV files without a header have no names for their columns.",
                 remedy='Declare them in order: files(…, header=False, schema={"account": str, "amount": float}).',
             )
-        return csvtext.infer(lines.sample(path), self._text.delimiter, self._text.nulls, path)
+        text = self._text
+        return csvtext.infer(lines.sample(path), text.delimiter, text.nulls, path, multiline=self.multiline)
 
     def parser(self, path: str, schema: pa.Schema, on_drift: str) -> tuple[lines.Parser, bool]:
         names = schema.names

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from holdfast.errors import PipelineError, SinkError
 from holdfast.io import jsontext, merge, partition
 from holdfast.io.base import Decided, Sink, SinkWriter, StagedFile, Target
-from holdfast.io.place import Place, parse_part, part_name, sync_folder, write_durably
+from holdfast.io.place import Place, local_path, parse_part, part_name, sync_folder, write_durably
 
 BUFFER_BYTES = 64 << 20
 """How much an attempt holds before it stages a file and goes on with the next."""
@@ -47,9 +47,12 @@ def parquet(
     """Parquet files in a folder, for Spark, DuckDB, pyarrow and any other reader.
 
     Each decided epoch adds files (`part-<epoch>-<number>.parquet`); the same rows give the same bytes. In
-    the background the files of a hundred epochs become one, and later those of ten thousand, up to 128 MB.
-    A reader sees the folder before or after that; one that listed it before and opens files after must list again.
-    Use `merge=False` where something watches for new files (`files`, for one): a merged file would look new.
+    the background the files of a hundred epochs become one, and later those of ten thousand, up to 128 MB. That
+    happens in one step: a listing shows the files before or after it. A reader that listed before and opens files
+    after gets an error and must list again; one caught in the few milliseconds between listing and asking for the
+    files' sizes may skip those that are gone (Spark and pyarrow do), so a count that must be sure is one with the
+    same listing before and after. Use `merge=False` where that can't be borne, and where something
+    watches for new files (`files`, for one): a merged file would look new.
 
     Beside the folder stands a hidden one, `.<name>.holdfast`, with what is not decided yet. One folder belongs
     to one sink: another pipeline, or this one started afresh while earlier output is still there, is refused.
@@ -73,7 +76,7 @@ def parquet(
             f"compression={compression!r} is no choice.",
             remedy='Choose "snappy", "zstd", "lz4", "gzip" or "none".',
         )
-    return ParquetSink(os.fspath(path), _columns(partition_by), compression, merge=merge, append=append)
+    return ParquetSink(local_path(path), _columns(partition_by), compression, merge=merge, append=append)
 
 
 def jsonl(
@@ -105,7 +108,7 @@ def jsonl(
         raise PipelineError(
             f"compression={compression!r} is no choice.", remedy='Choose None, "gzip" or "zstd".'
         )
-    return JsonlSink(os.fspath(path), _columns(partition_by), compression, merge=merge, append=append)
+    return JsonlSink(local_path(path), _columns(partition_by), compression, merge=merge, append=append)
 
 
 def _columns(partition_by: str | Sequence[str] | None) -> list[str]:

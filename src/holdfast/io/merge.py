@@ -1,11 +1,15 @@
-"""Small files of a folder sink become large ones, and no reader sees a row twice or misses one.
+"""Small files of a folder sink become large ones, in one step for all who look at the folder.
 
 What to merge is a pure decision (`runs`): epochs in hundreds, then those in ten thousands, as long as the
 result stays small. How: a new folder is built out of sight, with the merged files and hard links to all the
 others, and then the two folders change places in one step of the file system's (`renameat2` with
-RENAME_EXCHANGE on Linux, `renamex_np` on macOS). A reader lists the old folder or the new one. One that
-listed the old folder and opens a file of it later finds it gone, which is an error and never a wrong count:
-it must list again. Where the system has no such step, or no hard links, nothing is merged.
+RENAME_EXCHANGE on Linux, `renamex_np` on macOS). So every listing shows the old files or the new ones, and
+never a row twice. Where the system has no such step, or no hard links, nothing is merged.
+
+What no folder of plain files can give: a reader lists names first and asks for each file afterwards. One that
+opens a file of the old listing after the exchange gets an error, and must list again. One that is caught
+between listing and asking for sizes, some milliseconds, skips the names that are gone, in silence (pyarrow and
+Spark do; DuckDB raises). A result is sure if the folder's listing is the same before and after reading.
 """
 
 from __future__ import annotations
@@ -142,8 +146,12 @@ def _parts(leaf: str, suffix: str) -> list[Part] | None:
     return found
 
 
+_BUILDING = ".building"
+"""Until the exchange a merged file has no suffix that a reader would take, however deep it looks."""
+
+
 def _build(leaf: str, built: str, run: Run, join: Join) -> bool:
-    target = os.path.join(built, run.name)
+    target = os.path.join(built, run.name + _BUILDING)
     if join([os.path.join(leaf, part.name) for part in run.parts], target):
         return True
     if os.path.exists(target):
@@ -160,6 +168,8 @@ def _swap(place: Place, leaf: str, built: str, suffix: str, done: list[Run]) -> 
             return 0
         for name in sorted(names - gone):
             _link(os.path.join(leaf, name), os.path.join(built, name))
+        for run in done:
+            os.rename(os.path.join(built, run.name + _BUILDING), os.path.join(built, run.name))
         shutil.copymode(leaf, built)  # not its times: whoever watches them must see that names changed
         sync_folder(built)
         exchange(built, leaf)

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from holdfast.errors import SinkError
+from holdfast.errors import PipelineError, SinkError
 
 _PART = re.compile(r"part-(\d{8,})-(\d{5,})\.(.+)")
 _MERGED = re.compile(r"part-(\d{8,})-(\d{8,})\.m(\d{3,})\.(.+)")
@@ -85,6 +85,21 @@ def parse_part(name: str, suffix: str, size: int = 0) -> Part | None:
     else:
         return None
     return Part(int(first), int(last), int(number), name, size) if ending == suffix else None
+
+
+def local_path(path: str | os.PathLike[str]) -> str:
+    """A path on a file system, or an error for what is none.
+
+    >>> local_path("out")
+    'out'
+    """
+    text = os.fspath(path)
+    if "://" in text:
+        raise PipelineError(
+            f"{text} is no folder of a file system.",
+            remedy="Give a path that every host sees, such as a mounted share.",
+        )
+    return text
 
 
 def is_visible(name: str) -> bool:
@@ -184,10 +199,10 @@ class Place:
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            yield True
+                mine = True
+            except OSError:
+                mine = wait  # no such locks on this disk: publishing needs none, and merging then does not happen
+            yield mine
         finally:
             os.close(handle)
 

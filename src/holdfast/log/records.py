@@ -66,11 +66,12 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class ShardCommit(msgspec.Struct, frozen=True):
-    """The winning attempt of a shard: its version, and the host that has it."""
+    """The winning attempt of a shard: its version, the host that has it, and who ran it."""
 
     sealed: Sealed
     host: str
     executor: str
+    worker: str = ""
 
 
 class Commit(msgspec.Struct, frozen=True):

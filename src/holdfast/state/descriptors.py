@@ -184,10 +184,10 @@ class MapState(State):
 
 
 def declared_states(owner: type) -> dict[str, State]:
-    """The states that a class and its bases declare, in the order of declaration."""
+    """The states that a class and its bases declare, by name: a class that was pickled by value forgets its order."""
     found: dict[str, State] = {}
     for base in reversed(owner.__mro__):
         for name, value in vars(base).items():
             if isinstance(value, State):
                 found[name] = value
-    return found
+    return dict(sorted(found.items()))

@@ -49,7 +49,7 @@ class Manifest(msgspec.Struct, frozen=True):
     epoch: int
     files: list[DeltaFile]
     states: list[str]
-    """The names of the states, in the order of their declaration."""
+    """The names of the states, in the order of their numbers."""
     schemas: dict[str, str]
     """The schema of each state's rows, for those that have had any."""
     base: str | None = None

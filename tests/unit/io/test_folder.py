@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import errno
+import fcntl
 import json
 import os
 import pickle
@@ -353,6 +355,23 @@ def test_choices_without_sense_are_refused(out: Path) -> None:
         parquet(out, compression="rar")
     with pytest.raises(PipelineError, match="compression"):
         jsonl(out, compression="snappy")
+    with pytest.raises(PipelineError, match="no folder of a file system"):
+        parquet("s3://bucket/out")
+    with pytest.raises(PipelineError, match="no folder of a file system"):
+        files("s3://bucket/in")
+
+
+def test_a_disk_without_locks_can_still_be_published_to(
+    driver: Driver, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for epoch in range(100):
+        driver.run(epoch, ROWS)
+    driver.sink.maintain(100)
+    assert len(os.listdir(out)) == 100
 
 
 def test_a_lock_is_held_against_others(tmp_path: Path) -> None:

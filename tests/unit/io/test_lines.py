@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,7 +28,7 @@ def test_any_cut_gives_each_line_exactly_once(rows: list[bytes], ends: bool, cut
     text = b"\n".join(rows) + (b"\n" if ends and rows else b"")
     edges = sorted({0, len(text), *(c for c in cuts if c < len(text))})
     found = []
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in itertools.pairwise(edges):
         piece = joined(blocks(pa.BufferReader(text), start, end))
         found.append(piece)
     assert b"".join(found) == text
@@ -43,9 +44,7 @@ def test_blocks_are_cut_between_lines_whatever_their_size(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines, "BLOCK_BYTES", size)
         patch.setattr(lines, "_READ_BYTES", 1)
-        found = [
-            b for s, e in zip(edges, edges[1:], strict=False) for b in blocks(pa.BufferReader(text), s, e)
-        ]
+        found = [b for s, e in itertools.pairwise(edges) for b in blocks(pa.BufferReader(text), s, e)]
     assert joined(found) == text
     assert all(text[b.offset :].startswith(b.lines) for b in found)
     assert all(b.offset == 0 or text[b.offset - 1 : b.offset] == b"\n" for b in found)

@@ -67,8 +67,11 @@ def test_duckdb_reads_a_flat_folder_by_the_plainest_glob(tmp_path: Path) -> None
 def spark() -> Iterator[Any]:
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-    session = builder.config("spark.sql.shuffle.partitions", "1").getOrCreate()
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        yield running
+        return
+    session = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
     yield session
     session.stop()
 

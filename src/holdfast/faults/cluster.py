@@ -1,0 +1,129 @@
+"""A real standalone Spark cluster of processes on loopback addresses, to run on and to hurt.
+
+Each worker is a host of its own: an address (127.0.0.1, 127.0.0.2, …), a work folder and a state root that
+no other has. Used by tests, and by whoever wants a cluster on one machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from holdfast.errors import SessionError
+
+START_TIMEOUT_S = 60.0
+
+
+class Cluster:
+    """A master and workers, started on entry and killed on exit.
+
+    >>> with Cluster(folder, workers=2) as cluster:      # doctest: +SKIP
+    ...     pipeline.run(master=cluster.url)
+    """
+
+    def __init__(self, folder: Path, *, workers: int = 2, cores: int = 1, memory: str = "1g") -> None:
+        self.folder = folder
+        self.url = ""
+        self._cores, self._memory, self._count = cores, memory, workers
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Cluster:
+        port, ui = _free_port(), _free_port()
+        self.url = f"spark://127.0.0.1:{port}"
+        self._spawn(
+            "master",
+            "org.apache.spark.deploy.master.Master",
+            ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(ui)],
+            {"SPARK_LOCAL_IP": "127.0.0.1"},
+        )
+        try:
+            _wait_for_port(port, self._processes["master"])
+            for number in range(self._count):
+                self.start_worker(number)
+            self._wait_for_workers()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in reversed(list(self._processes.values())):
+            _kill_group(process)
+        self._processes = {}
+
+    def host(self, number: int) -> str:
+        """The address of a worker."""
+        return f"127.0.0.{number + 1}"
+
+    def state_root(self, number: int) -> Path:
+        """Where executors on a worker keep state."""
+        return self.folder / f"host{number}" / "state"
+
+    def start_worker(self, number: int) -> None:
+        """Start a worker, or start it again."""
+        home = self.folder / f"host{number}"
+        self.state_root(number).mkdir(parents=True, exist_ok=True)
+        arguments = ["--host", self.host(number), "--cores", str(self._cores), "--memory", self._memory]
+        arguments += ["--work-dir", str(home / "work"), "--webui-port", str(_free_port()), self.url]
+        environment = {
+            "SPARK_LOCAL_IP": self.host(number),
+            "SPARK_LOCAL_DIRS": str(home / "local"),
+            "HOLDFAST_STATE_ROOT": str(self.state_root(number)),
+        }
+        self._spawn(f"worker{number}", "org.apache.spark.deploy.worker.Worker", arguments, environment)
+
+    def log(self, name: str) -> str:
+        """What a process has written so far."""
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def _spawn(self, name: str, main: str, arguments: list[str], environment: dict[str, str]) -> None:
+        import pyspark
+
+        home = os.environ.get("SPARK_HOME") or os.path.dirname(pyspark.__file__)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / f"{name}.log", "ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [os.path.join(home, "bin", "spark-class"), main, *arguments],
+                env={**os.environ, "SPARK_HOME": home, "PYSPARK_PYTHON": sys.executable, **environment},
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def _wait_for_workers(self) -> None:
+        until = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < until:
+            if self.log("master").count("Registering worker") >= self._count:
+                return
+            time.sleep(0.1)
+        raise SessionError(f"The cluster's workers did not come up; see {self.folder}/*.log.")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            raise SessionError(f"The cluster's master ended with {process.returncode}.")
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.1)
+    raise SessionError(f"The cluster's master does not listen on port {port}.")
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
