@@ -86,7 +86,11 @@ def test_every_operator_stage_and_exchange_is_on_the_picture() -> None:
     assert sorted(texts(picture, "uid")) == sorted(
         ["orders", "double", "kept", "out", "late-ones", "totals", "figures"]
     )
-    assert texts(picture, "header") == ["stage 0 · reads", "stage 1 · shards by id, region", "stage 2 · shards by region"]
+    assert texts(picture, "header") == [
+        "stage 0 · reads",
+        "stage 1 · shards by id, region",
+        "stage 2 · shards by region",
+    ]
     assert sorted(texts(picture, "key")) == ["by id, region", "by region"]
     assert texts(picture, "tag") == ["late"]
     assert "n=count(), most=max(id)" in texts(picture, "detail")
@@ -95,7 +99,11 @@ def test_every_operator_stage_and_exchange_is_on_the_picture() -> None:
 
 def test_sources_stand_left_and_sinks_right_in_their_stage() -> None:
     picture = picture_of(two_branches())
-    kinds = {t.get("class", ""): float(t.get("x", "0")) for t in picture.iter(f"{SVG}text") if "kind" in t.get("class", "")}
+    kinds = {
+        t.get("class", ""): float(t.get("x", "0"))
+        for t in picture.iter(f"{SVG}text")
+        if "kind" in t.get("class", "")
+    }
     assert kinds["kind source"] < kinds["kind keyed"] < kinds["kind sink"]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
@@ -184,7 +184,7 @@ def test_side_outputs_are_streams_of_their_own() -> None:
     assert sorted(r["v"] for r in result.rows("odd")) == [1, 3, 5]
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate])
 @given(recipes())
 def test_what_comes_out_does_not_depend_on_the_backend_and_is_the_same_every_time(recipe: Recipe) -> None:
     one = hf.testing.run(recipe.build(), parallelism=recipe.parallelism, max_records=recipe.max_records)

@@ -42,7 +42,8 @@ def demo(
 ) -> None:
     """Run the vehicle map (examples/vehicle_map.py) on this machine for half a minute, and draw it.
 
-    Vehicles report positions and what they saw; the pipeline keeps map tiles up to date and flags changes.
+    Vehicles report positions and what they saw; the pipeline keeps map tiles
+    up to date and flags changes.
     """
     example = find_example()
     home = make_home(Path(".holdfast/demo"))

@@ -36,6 +36,12 @@ class Reporter:
 
     def __init__(self) -> None:
         self.seen = Seen()
+        self._said = ""
+
+    def _news(self, status: Status) -> str:
+        """What the engine says, where it was not said before."""
+        known, self._said = self._said, status.message
+        return "" if status.message == known else status.message
 
     def hear(self, status: Status, facts: EpochFacts | None) -> None:
         """Called by the engine: a status, and the facts where an epoch was done."""
@@ -54,7 +60,7 @@ class Reporter:
 
 
 class JsonLines(Reporter):
-    """One object a line: an epoch each, and the end.
+    """One object a line: an epoch each, and the end. Messages go to standard error.
 
     `{"event": "epoch", …EpochFacts, "latency_ms": …, "status": {…Status}}`
     `{"event": "end", "state": …, "exit_code": …, "error": {…} or null, "epochs": …, "status": {…}}`
@@ -71,6 +77,8 @@ class JsonLines(Reporter):
                     "status": status,
                 }
             )
+        elif message := self._news(status):
+            print(message, file=sys.stderr)
 
     def end(self, error: BaseException | None) -> None:
         status = self.seen.status
@@ -107,7 +115,6 @@ class PlainLines(Reporter):
         self._now_s = now_s
         self._out = Unbroken(sys.stdout)
         self._told_s = float("-inf")
-        self._said = ""
         self._waiting: list[EpochFacts] = []
         self._lock = threading.Lock()
 
@@ -115,16 +122,12 @@ class PlainLines(Reporter):
         super().hear(status, facts)
         with self._lock:
             if facts is None:
-                self._say(status)
+                if message := self._news(status):
+                    self._print(message)
                 return
             self._waiting.append(facts)
             if self._now_s() - self._told_s >= LINE_EVERY_S:
                 self._tell(status)
-
-    def _say(self, status: Status) -> None:
-        if status.message and status.message != self._said:
-            self._said = status.message
-            self._print(status.message)
 
     def _tell(self, status: Status) -> None:
         self._told_s = self._now_s()
@@ -166,6 +169,8 @@ def closing_line(seen: Seen, status: Status, error: BaseException | None) -> str
     """How it ended."""
     how = "failed" if error is not None else "stopped"
     where = f"after epoch {status.epoch}" if status.epoch else "before the first epoch"
+    if status.state == "starting":
+        where = "while starting"
     epochs = f"{amount(seen.epochs)} epoch{'' if seen.epochs == 1 else 's'}"
     done = f"{how} {where}: {amount(status.records)} records in {epochs}, {clock(seen.uptime_s)}"
     bad = f", {amount(seen.bad_records)} bad records" if seen.bad_records else ""

@@ -45,8 +45,9 @@ def run(
 ) -> None:
     """Run a pipeline until it is stopped, drained or done.
 
-    Started again on the same directory it goes on where it stopped. Ctrl-C and SIGTERM finish the epoch and
-    stop with exit code 0; a second Ctrl-C gives up waiting.
+    Started again on the same directory it goes on where it stopped.
+    Ctrl-C and SIGTERM finish the epoch and stop with exit code 0; a second
+    Ctrl-C gives up waiting.
     """
     given = {
         "master": master,

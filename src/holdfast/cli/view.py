@@ -21,7 +21,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
     """The last values as bars, from nothing to the greatest of them.
 
     >>> sparkline([0, 1, 2, 4], 10)
-    '▁▂▅█'
+    '▁▂▄█'
     """
     last = list(values)[-width:]
     top = max(last, default=0.0)

@@ -230,6 +230,16 @@ def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
         ) from None
 
 
+def canonical(array: pa.Array) -> pa.Array:
+    """The same values in the same bytes, whatever computed them: Arrow leaves anything under a null."""
+    if array.null_count == 0 and (pa.types.is_primitive(array.type)):
+        return array
+    if pa.types.is_integer(array.type) or pa.types.is_floating(array.type):
+        missing = array.is_null().to_numpy(zero_copy_only=False)
+        return pa.array(array.fill_null(0).to_numpy(zero_copy_only=False), type=array.type, mask=missing)
+    return pa.array(column_values(array), type=array.type)
+
+
 def copy_value(value: Any) -> Any:
     """A copy that shares no list or dict with the original."""
     if isinstance(value, dict):

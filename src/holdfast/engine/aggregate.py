@@ -218,6 +218,7 @@ class Parts:
         return result
 
     def _grouped(self, table: pa.Table, keys: list[str], asked: Sequence[tuple[str, str, Any]]) -> pa.Table:
+        table, still_open = _with_types(table, keys)
         grouped = table.group_by(keys, use_threads=False)
         try:
             made = grouped.aggregate([(c, f, o) if o is not None else (c, f) for c, f, o in asked])
@@ -229,7 +230,11 @@ class Parts:
         columns = made.columns
         # Arrow puts keys first and the aggregates behind them, in the order they were asked for.
         values = columns[len(keys) :] if made.schema.names[: len(keys)] == keys else columns[: len(asked)]
-        arrays = [made.column(k) for k in keys] + list(values)
+        kept = [
+            pa.nulls(made.num_rows) if column in still_open and function in _TYPED else value
+            for (column, function, _), value in zip(asked, values, strict=True)
+        ]
+        arrays = [made.column(k) for k in keys] + kept
         names = [*keys, *(name for name, _, _ in self._plan), _ROW][: len(arrays)]
         result = pa.Table.from_arrays(arrays, names=names)
         if any(f == "distinct" for _, f, _ in asked):
@@ -286,7 +291,7 @@ class Parts:
                 pairs = zip(column_values(old[place]), column_values(new[place]), strict=True)
                 result.append(pa.array([_union([o, n]) for o, n in pairs], pa.binary()))
             else:
-                result.append(_flat(part.join(old[place], new[place], known)).cast(old[place].type))
+                result.append(_joined(part, old[place], new[place], known))
         for place, own in enumerate(self.own.values(), start=len(self._plan)):
             olds, news = column_values(old[place]), column_values(new[place])
             hits = column_values(known)
@@ -329,6 +334,23 @@ class Parts:
         return pa.array(values, type=kind)
 
 
+_TYPED = ("sum", "min", "max", "first", "last")
+
+
+def _with_types(table: pa.Table, keys: list[str]) -> tuple[pa.Table, set[str]]:
+    """The table with columns that were null so far as numbers, which Arrow can aggregate, and their names."""
+    still_open = {f.name for f in table.schema if pa.types.is_null(f.type) and f.name not in keys}
+    for name in still_open:
+        table = _set(table, name, pa.nulls(table.num_rows, pa.int64()))
+    return table, still_open
+
+
+def _joined(part: _Part, old: pa.Array, new: pa.Array, known: pa.Array) -> pa.Array:
+    if pa.types.is_null(old.type):
+        return new
+    return _flat(part.join(old, new, known)).cast(old.type)
+
+
 def _flat(array: Any) -> pa.Array:
     if isinstance(array, pa.ChunkedArray):
         return pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
@@ -356,13 +378,3 @@ def _union(sketches: list[bytes | None]) -> bytes:
 
 def _estimate(data: bytes) -> int:
     return int(ds.hll_sketch.deserialize(data).get_estimate() + 0.5)
-
-
-def old_columns(found: list[Any], known: np.ndarray, types: list[pa.DataType]) -> list[pa.Array]:
-    """State's tuples as columns; null where a key had none."""
-    blank = (None,) * len(types)
-    if known.all():
-        columns = zip(*found, strict=True)
-    else:
-        columns = zip(*(f if k else blank for f, k in zip(found, known.tolist(), strict=True)), strict=True)
-    return [pa.array(list(c), type=t) for c, t in zip(columns, types, strict=True)]

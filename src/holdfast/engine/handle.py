@@ -114,6 +114,11 @@ class Handle:
     def begin(self) -> None:
         """Check everything that can be checked here, then let the driver live on its thread."""
         stages = build_stages(self._pipeline)
+        journal = Journal.at(self.directory)
+        identity = journal.identity()
+        if identity is not None:
+            here = identity_of(stages, self._settings, self._settings.parallelism or identity.parallelism)
+            check_identity(identity, here, str(self.directory))
         if self._spark is None:
             self._say("starting Spark")
             self._spark = sessions.make_session(self._settings, self._pipeline.name)
@@ -124,15 +129,10 @@ class Handle:
                 node.body.check()
         sessions.wait_for_executors(sc, self._settings.wait_for_executors_s, self._say)
         cores = sessions.cores(sc)
-        journal = Journal.at(self.directory)
-        identity = journal.identity()
         parallelism = self._settings.parallelism or (identity.parallelism if identity else cores)
         parallelism = min(parallelism, self._settings.key_groups)
-        wanted = identity_of(stages, self._settings, parallelism)
-        if identity is not None:
-            check_identity(identity, wanted, str(self.directory))
-        else:
-            journal.create_identity(wanted)
+        if identity is None:
+            journal.create_identity(identity_of(stages, self._settings, parallelism))
         for folder in ("staging", "state"):
             (self.directory / folder).mkdir(parents=True, exist_ok=True)
         program = build_program(stages, self._settings, parallelism, str(self.directory))

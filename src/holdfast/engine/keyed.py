@@ -18,8 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.data import schemas
-from holdfast.data.rows import column_values, copy_value, to_rows, to_table
-from holdfast.engine.aggregate import Parts, key_columns_of, old_columns, partial_edge
+from holdfast.data.rows import canonical, copy_value, to_rows, to_table
+from holdfast.engine.aggregate import Parts, key_columns_of, partial_edge
 from holdfast.engine.batch import Batch, SchemaBook
 from holdfast.engine.calls import reached, user_error
 from holdfast.engine.chain import KEY, key_names, keys_in
@@ -254,22 +254,18 @@ class _Aggregate(Operator):
         state.prefetch(keys, order.to_numpy())
         kinds = [kept.spec.value_type.field(i).type for i in range(kept.spec.value_type.num_fields)]
         new = [_flat(merged[n]).cast(t) for n, t in zip(self._parts.names, kinds, strict=True)]
-        lookup = kept.view.get
-        found = [lookup(k, MISSING) for k in keys]
-        known = np.fromiter((f is not MISSING for f in found), dtype=bool, count=len(found))
+        known, old = kept.find(keys)
         if known.any():
-            new = self._parts.joined(pa.array(known), old_columns(found, known, kinds), new, self.redact)
-        kept.changes = dict(zip(keys, zip(*(column_values(c) for c in new), strict=True), strict=True))
+            new = self._parts.joined(pa.array(known), old, new, self.redact)
+        new = [canonical(c) for c in new]
+        kept.stage(keys, new)
         state.check_memory()
         public = (
             names if key.columns else (["key"] if len(names) == 1 else [f"key{i}" for i in range(len(names))])
         )
-        columns = [(p, _flat(merged[n])) for p, n in zip(public, names, strict=True)] + self._parts.results(
-            new, self.redact
-        )
-        work.outputs[g.MAIN].push(
-            Batch(table=pa.Table.from_arrays([c for _, c in columns], names=[n for n, _ in columns]))
-        )
+        columns = {p: _flat(merged[n]) for p, n in zip(public, names, strict=True)}
+        columns.update((name, canonical(c)) for name, c in self._parts.results(new, self.redact))
+        work.outputs[g.MAIN].push(Batch(table=pa.table(columns)))
 
 
 def _flat(column: pa.ChunkedArray) -> pa.Array:

@@ -103,7 +103,13 @@ def make_session(settings: Settings, name: str) -> SparkSession:
         builder = builder.config(key, value)
     if not submitted:
         _quiet(builder)
-    spark = builder.getOrCreate()
+    try:
+        spark = builder.getOrCreate()
+    except Exception as error:
+        raise SessionError(
+            f"Spark does not start: {(str(error).splitlines() or [type(error).__name__])[0]}",
+            remedy="`holdfast doctor` looks for the cause: Java, memory, the address of the master.",
+        ) from error
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from holdfast.data.rows import column_values
 from holdfast.errors import MemoryLimitError
+from holdfast.state.columns import HeapColumns
 from holdfast.state.shard import Place, ShardState
 from holdfast.state.tables import (
     GONE,
@@ -154,6 +155,7 @@ class _HeapEntries(EntryTable):
 
 
 _NOTHING: dict[Any, Any] = {}
+_TABLES = (_HeapValues, _HeapEntries, HeapColumns)
 
 
 def _alive(rows: pa.Table, spec: TableSpec) -> list[Any]:
@@ -172,6 +174,8 @@ class HeapState(ShardState):
         self._process = psutil.Process(os.getpid())
 
     def _new_table(self, spec: TableSpec) -> Table:
+        if spec.tuples:
+            return HeapColumns(spec)
         return _HeapValues(spec) if spec.kind == "value" else _HeapEntries(spec)
 
     def _reset(self) -> None:
@@ -182,7 +186,7 @@ class HeapState(ShardState):
         for file in manifest.files:
             for name, rows in self._folder.read(file).items():
                 table = self.tables.get(name)
-                if isinstance(table, (_HeapValues, _HeapEntries)):
+                if isinstance(table, _TABLES):
                     table.load(rows)
                     if "at" in rows.schema.names:
                         entries = _entries_of(rows)
@@ -191,22 +195,23 @@ class HeapState(ShardState):
                         )
                     self.check_memory()
         for name, table in self.tables.items():
-            if isinstance(table, (_HeapValues, _HeapEntries)):
+            if isinstance(table, _TABLES):
                 table.loaded()
-                _remember(table, written.get(name, {}))
+                if not isinstance(table, HeapColumns):
+                    _remember(table, written.get(name, {}))
 
     def _absorb(self, now_ms: int) -> None:
         for table in self.tables.values():
-            if isinstance(table, (_HeapValues, _HeapEntries)):
+            if isinstance(table, _TABLES):
                 table.absorb(now_ms)
 
     def _expire(self, now_ms: int) -> None:
         for table in self.tables.values():
-            if isinstance(table, (_HeapValues, _HeapEntries)):
+            if isinstance(table, _TABLES):
                 table.expire(now_ms)
 
     def _live(self) -> dict[str, int]:
-        return {n: t.live() for n, t in self.tables.items() if isinstance(t, (_HeapValues, _HeapEntries))}
+        return {n: t.live() for n, t in self.tables.items() if isinstance(t, _TABLES)}
 
     def check_memory(self) -> None:
         used = self._process.memory_info().rss

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from holdfast.data import schemas
 from holdfast.state import versions
-from holdfast.state.tables import EntryTable, Table, TableSpec
+from holdfast.state.tables import Table, TableSpec
 from holdfast.state.versions import Damaged, Folder, Manifest
 
 EMPTY = ""
@@ -153,9 +153,7 @@ class ShardState(abc.ABC):
     def _drop_overlays(self) -> None:
         self._pending = None
         for table in self.tables.values():
-            table.changes = {}
-            if isinstance(table, EntryTable):
-                table.cleared = set()
+            table.drop()
 
     def seal(self, stamp: str, epoch: int, now_ms: int) -> Sealed:
         """Write what this attempt changed as the version `stamp`. The overlay stays until the decision."""

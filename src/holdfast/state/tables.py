@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.data.rows import column_values
@@ -73,6 +75,24 @@ class ValueTable:
             value = self.view.get(key, MISSING)
         return MISSING if value is GONE else value
 
+    def drop(self) -> None:
+        """Forget the changes of this attempt."""
+        self.changes = {}
+
+    def find(self, keys: list[Any]) -> tuple[npt.NDArray[np.bool_], list[pa.Array]]:
+        """For tuples: which keys have a value, and the values as columns, null where there is none."""
+        lookup = self.view.get
+        found = [lookup(k, MISSING) for k in keys]
+        known = np.fromiter((f is not MISSING for f in found), dtype=bool, count=len(found))
+        kinds = [self.spec.value_type.field(i).type for i in range(self.spec.value_type.num_fields)]
+        blank = (None,) * len(kinds)
+        columns = zip(*(f if k else blank for f, k in zip(found, known.tolist(), strict=True)), strict=True)
+        return known, [pa.array(list(c), type=t) for c, t in zip(columns, kinds, strict=True)]
+
+    def stage(self, keys: list[Any], columns: list[pa.Array]) -> None:
+        """For tuples: the new values of keys, as columns."""
+        self.changes = dict(zip(keys, zip(*(column_values(c) for c in columns), strict=True), strict=True))
+
     def new_keys(self) -> int:
         """By how many keys the changes make the table grow; `view` must know which of them it has.
 
@@ -105,7 +125,7 @@ class ValueTable:
             self.changes = dict(zip(keys, normal, strict=True))
         self.forgets = gone is not None
         live = pa.array([True] * len(keys)) if gone is None else pa.array([not dead for dead in gone])
-        return _rows(key_columns(keys, key_types, uid), None, array, live, self.spec, now_ms)
+        return delta_rows(key_columns(keys, key_types, uid), None, array, live, self.spec, now_ms)
 
 
 _EXACT = {pa.float64(): float, pa.int64(): int, pa.string(): str, pa.bool_(): bool, pa.binary(): bytes}
@@ -147,6 +167,10 @@ class EntryTable:
         seen.update(self.changes.get(key, {}))
         return sorted((s, v) for s, v in seen.items() if v is not GONE) if _sortable(seen) else _by_text(seen)
 
+    def drop(self) -> None:
+        """Forget the changes of this attempt."""
+        self.changes, self.cleared = {}, set()
+
     def put(self, key: Any, sub: Any, value: Any) -> None:
         self.changes.setdefault(key, {})[sub] = value
 
@@ -183,7 +207,7 @@ class EntryTable:
             if sub is not None or key not in self.cleared:
                 rebuilt[key][sub] = value if alive else GONE
         self.changes = rebuilt
-        return _rows(key_columns(keys, key_types, uid), inner, array, pa.array(live), self.spec, now_ms)
+        return delta_rows(key_columns(keys, key_types, uid), inner, array, pa.array(live), self.spec, now_ms)
 
 
 Table = ValueTable | EntryTable
@@ -198,7 +222,7 @@ def _by_text(seen: dict[Any, Any]) -> list[tuple[Any, Any]]:
     return [(s, v) for s, v in sorted(seen.items(), key=lambda item: repr(item[0])) if v is not GONE]
 
 
-def _rows(
+def delta_rows(
     keys: list[pa.Array], sub: pa.Array | None, value: pa.Array, live: pa.Array, spec: TableSpec, now_ms: int
 ) -> pa.Table:
     names = [f"k{i}" for i in range(len(keys))]

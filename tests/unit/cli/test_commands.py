@@ -1,0 +1,345 @@
+"""Commands that need no Spark: plan, status, stop, state over a directory that the in-process runner made."""
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+import holdfast as hf
+from holdfast import errors
+from holdfast.cli import exit_codes
+from holdfast.cli.app import app, main
+from holdfast.cli.demo import find_example, make_home
+from holdfast.config import Settings
+from holdfast.engine.build import build_stages, identity_of
+from holdfast.log.journal import Journal
+from holdfast.metrics import Status, write_status
+
+
+class Visits(hf.KeyedProcess):
+    pages = hf.MapState(str, int)
+    last = hf.ListState(str)
+    seen = hf.ValueState({"n": int, "ok": bool}, ttl="1h")
+
+    def process(self, user: Any, record: Any, ctx: Any) -> Any:
+        self.pages[record["page"]] = self.pages.get(record["page"], 0) + 1
+        self.last.add(record["page"])
+        self.seen.value = {"n": len(self.last), "ok": True}
+        yield {"user": user[0], "n": len(self.last)}
+
+
+class Longest(hf.Aggregate):
+    accumulator = str
+
+    def create(self) -> str:
+        return ""
+
+    def add(self, accumulator: str, record: Any) -> str:
+        return max(accumulator, record["page"], key=len)
+
+    def merge(self, left: str, right: str) -> str:
+        return max(left, right, key=len)
+
+
+def build() -> hf.Pipeline:
+    pipeline = hf.Pipeline("visits")
+    rows = [{"user": f"u{n % 3}", "country": n % 2, "page": f"/p{n % 4}", "ms": n} for n in range(60)]
+    stream = pipeline.read("log", hf.records(rows))
+    stream.key_by("user", "country").process("users", Visits()).write("out", hf.memory())
+    stream.key_by("page").aggregate(
+        "pages", n=hf.count(), mean=hf.mean("ms"), users=hf.approx_distinct("user"), longest=Longest()
+    ).write("figures", hf.memory())
+    stream.key_by(lambda r: r["ms"] // 10).reduce("tens", lambda a, b: {**b, "ms": a["ms"] + b["ms"]}).write(
+        "sums", hf.memory()
+    )
+    return pipeline
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory as a run leaves it."""
+    folder = tmp_path_factory.mktemp("visits")
+    result = hf.testing.run(build(), directory=folder, max_records=25)
+    journal = Journal.at(folder)
+    journal.create_identity(identity_of(build_stages(build()), Settings(), 2))
+    journal.take()
+    for commit in result.commits:
+        journal.put_commit(commit)
+    write_status(folder, told(folder, epoch=result.epochs))
+    return folder
+
+
+def told(folder: Path, **changes: Any) -> Status:
+    values: dict[str, Any] = {
+        "generation": 1,
+        "pid": 1,
+        "host": "elsewhere",
+        "state": "stopped",
+        "records": 60,
+    }
+    return Status(pipeline="visits", directory=str(folder), **{**values, **changes})
+
+
+def run(*arguments: Any) -> str:
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def states(directory: Path, *arguments: Any) -> Any:
+    return json.loads(run("state", directory, "--json", *arguments))
+
+
+# state
+
+
+def test_without_an_operator_every_state_is_listed(directory: Path) -> None:
+    found = states(directory)
+    rows = {(r["operator"], r["state"]): r for r in found["operators"]}
+    assert found["pipeline"] == "visits" and found["epoch"] == 3
+    assert set(rows) == {
+        ("users", "pages"),
+        ("users", "last"),
+        ("users", "seen"),
+        ("pages", "state"),
+        ("tens", "state"),
+    }
+    assert rows["users", "pages"]["type"] == "map of string to int64"
+    assert rows["users", "seen"]["type"] == "struct<n: int64, ok: bool>, for 3600 s"
+    assert rows["users", "pages"]["key"] == "user, country" and rows["users", "pages"]["entries"] == 12
+    assert rows["pages", "state"]["entries"] == 4 and rows["pages", "state"]["version"] == "epoch 3"
+    text = run("state", directory)
+    assert "map of string to int64" in text and "--operator users" in text
+
+
+def test_key_columns_have_their_names_and_inner_keys_theirs(directory: Path) -> None:
+    found = states(directory, "--operator", "users", "--limit", 1000)["states"]
+    assert set(found["pages"]["rows"][0]) == {"user", "country", "entry", "value"}
+    assert set(found["last"]["rows"][0]) == {"user", "country", "place", "value"}
+    assert set(found["seen"]["rows"][0]) == {"user", "country", "n", "ok"}
+    assert found["last"]["total"] == 60 and found["seen"]["total"] == 6
+    assert sum(r["value"] for r in found["pages"]["rows"]) == 60
+
+
+@pytest.mark.parametrize("key", ["u1,0", '["u1", 0]'])
+def test_one_key_is_found_as_people_write_it(directory: Path, key: str) -> None:
+    found = states(directory, "--operator", "users", "--key", key)["states"]
+    assert found["seen"] == {"total": 1, "rows": [{"user": "u1", "country": 0, "n": 10, "ok": True}]}
+    assert {(r["user"], r["country"]) for r in found["pages"]["rows"]} == {("u1", 0)}
+
+
+def test_an_aggregate_shows_what_it_would_emit_and_a_users_own_its_accumulator(directory: Path) -> None:
+    found = states(directory, "--operator", "pages", "--key", "/p1")["states"]["state"]["rows"]
+    assert found == [{"page": "/p1", "n": 15, "mean": 29.0, "users": 3, "longest": "/p1"}]
+
+
+def test_a_reduced_record_shows_its_fields_beside_the_key(directory: Path) -> None:
+    found = states(directory, "--operator", "tens", "--key", "2")["states"]["state"]["rows"]
+    assert found == [{"key": 2, "user": "u2", "country": 1, "page": "/p1", "ms": sum(range(20, 30))}]
+
+
+def test_a_limit_says_how_many_more_there_are(directory: Path) -> None:
+    text = run("state", directory, "--operator", "users", "--state", "last", "--limit", 2)
+    assert "users.last after epoch 3: 60 rows" in text and "… and 58 more" in text
+    assert "users.pages" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--operator", "nobody"], "There is no operator 'nobody' with state"),
+        (["--operator", "users", "--state", "nothing"], "'users' has nothing stored as 'nothing'"),
+        (["--operator", "users", "--key", "u1"], "has 1 parts; the key has 2"),
+        (["--operator", "users", "--key", "u1,x"], "'x' is no int64, which 'country' is"),
+        (["--operator", "users", "--key", "[1"], "is no JSON list"),
+    ],
+)
+def test_what_is_not_there_is_named(directory: Path, arguments: list[str], message: str) -> None:
+    with pytest.raises(errors.ConfigError, match=message) as caught:
+        run("state", directory, *arguments)
+    assert caught.value.exit_code == 2
+
+
+def test_state_of_another_host_says_where_to_look(directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(errors.StateLostError, match="is not in") as caught:
+        run("state", directory, "--operator", "users", "--state-root", tmp_path)
+    assert "--state-root" in str(caught.value.remedy)
+
+
+# status and stop
+
+
+def test_status_tells_what_log_and_last_run_know(directory: Path) -> None:
+    found = json.loads(run("status", directory, "--json"))
+    assert found["pipeline"] == "visits" and found["state"] == "stopped" and found["epoch"] == 3
+    assert found["generation"] == 1 and found["records"] == 60 and found["process"] == "elsewhere"
+    assert found["state_keys"] > 0 and found["state_bytes"] > 0
+    text = run("status", directory)
+    assert "visits" in text and "stopped" in text and "can't be asked from this host" in text
+
+
+def test_a_run_whose_process_has_gone_has_died(directory: Path, tmp_path: Path) -> None:
+    folder = copy_of(
+        directory,
+        tmp_path,
+        told(tmp_path, state="running", pid=2**22 + 1, host=socket.gethostname(), epoch=3),
+    )
+    found = json.loads(run("status", folder, "--json"))
+    assert found["state"] == "died" and found["process"] == "dead"
+    assert "Nothing is running" in run("stop", folder) and "died after epoch 3" in run("stop", folder)
+
+
+def test_a_process_that_took_over_the_number_is_not_the_one(directory: Path, tmp_path: Path) -> None:
+    long_ago = told(tmp_path, state="running", pid=os.getpid(), host=socket.gethostname(), started_ms=1000)
+    folder = copy_of(directory, tmp_path, long_ago)
+    assert json.loads(run("status", folder, "--json"))["state"] == "died"
+
+
+def test_stop_of_what_does_not_run_says_so(directory: Path) -> None:
+    assert "Nothing is running" in run("stop", directory)
+    assert "the last run has stopped after epoch 3" in run("stop", directory)
+
+
+def test_stop_asks_the_newest_generation_and_gives_up_in_time(directory: Path, tmp_path: Path) -> None:
+    now_ms = 10**15
+    folder = copy_of(
+        directory,
+        tmp_path,
+        told(tmp_path, state="running", pid=os.getpid(), host=socket.gethostname(), started_ms=now_ms),
+    )
+    with pytest.raises(errors.HoldfastError, match="has not stopped within 200ms"):
+        run("stop", folder, "--wait", "200ms")
+    journal = Journal.at(folder)
+    journal.generation = 1
+    assert journal.asked_to_stop()
+
+
+@pytest.mark.parametrize("command", ["status", "stop", "state"])
+def test_a_directory_that_is_no_pipelines_is_refused(command: str, tmp_path: Path) -> None:
+    with pytest.raises(errors.DirectoryError, match="not the directory of a pipeline") as caught:
+        run(command, tmp_path)
+    assert caught.value.exit_code == 4
+    with pytest.raises(errors.DirectoryError, match="There is no directory"):
+        run(command, tmp_path / "nowhere")
+
+
+def copy_of(directory: Path, folder: Path, status: Status) -> Path:
+    log = folder / "log"
+    for file in (directory / "log").rglob("*.json"):
+        target = log / file.relative_to(directory / "log")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(file.read_bytes())
+    write_status(folder, status)
+    return folder
+
+
+# plan
+
+
+@pytest.fixture
+def app_file(tmp_path: Path) -> Path:
+    file = tmp_path / "visits_app.py"
+    file.write_text("from tests.unit.cli.test_commands import build\npipeline = build()\n")
+    return file
+
+
+def test_plan_prints_stages_chains_and_exchanges(app_file: Path) -> None:
+    text = run("plan", app_file)
+    assert "visits: 7 operators, 4 stages, 3 exchanges" in text
+    assert "stage 1 · shards by user, country" in text
+    assert "══ by page ══▶ stage 2 (pages)  combined before it is sent" in text
+    assert "state: " in text and "pages (map)" in text
+    assert "test_commands.py:" in text
+
+
+def test_plan_draws_and_prints_json(app_file: Path, tmp_path: Path) -> None:
+    svg = tmp_path / "new" / "plan.svg"
+    found = json.loads(run("plan", app_file, "--json", "--svg", svg))
+    assert svg.read_text().startswith("<svg")
+    assert [s["root"] for s in found["stages"]] == ["log", "users", "pages", "tens"]
+    assert found["stages"][1]["chain"] == ["users", "out"]
+    assert {e["to"]: e["combined"] for e in found["exchanges"]} == {
+        "users": False,
+        "pages": True,
+        "tens": True,
+    }
+
+
+# the end
+
+
+def test_every_exit_code_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = [getattr(errors, name) for name in errors.__all__]
+    assert {kind.exit_code for kind in kinds} <= set(exit_codes.MEANING)
+    text = CliRunner().invoke(app, ["--help"]).output
+    for code, meaning in exit_codes.MEANING.items():
+        assert f"{code} {meaning[:40]}" in text
+
+
+def test_an_error_of_ours_is_its_text_and_its_code(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sys.argv", ["holdfast", "status", str(tmp_path)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 4
+    shown = capsys.readouterr().err
+    assert "not the directory of a pipeline" in shown and "remedy:" in shown and "Traceback" not in shown
+
+
+def test_an_error_nobody_foresaw_is_a_traceback_and_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "status.json").write_bytes(msgspec.json.encode({"pipeline": 3}))
+    Journal.at(tmp_path).create_identity(identity_of(build_stages(build()), Settings(), 2))
+    monkeypatch.setattr("sys.argv", ["holdfast", "status", str(tmp_path)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 1 and "Traceback" in capsys.readouterr().err
+
+
+def test_settings_that_make_no_sense_end_before_the_app_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(errors.ConfigError, match="backend='disk' is no choice"):
+        run("run", tmp_path / "app.py", "--backend", "disk")
+    with pytest.raises(errors.ConfigError, match="is no KEY=VALUE"):
+        run("run", tmp_path / "app.py", "--conf", "spark.x")
+
+
+# demo
+
+
+def test_the_demo_empties_only_what_it_made_itself(tmp_path: Path) -> None:
+    home = make_home(tmp_path / "demo")
+    (home / "old").touch()
+    assert make_home(tmp_path / "demo") == home and not (home / "old").exists()
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "precious").touch()
+    assert make_home(theirs) != theirs and (theirs / "precious").exists()
+
+
+def test_the_demo_leaves_a_demo_that_runs_alone(tmp_path: Path) -> None:
+    home = make_home(tmp_path / "demo")
+    (home / "pipeline").mkdir()
+    write_status(
+        home / "pipeline",
+        told(home, state="running", pid=os.getpid(), host=socket.gethostname(), started_ms=10**15),
+    )
+    assert make_home(tmp_path / "demo") != home and (home / "pipeline").exists()
+
+
+def test_without_the_examples_the_demo_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert find_example().name == "vehicle_map.py"
+    monkeypatch.setattr(hf, "__file__", str(tmp_path / "lib" / "holdfast" / "__init__.py"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        errors.PipelineError, match="in a checkout of holdfast and not in the installed package"
+    ):
+        find_example()

@@ -1,0 +1,141 @@
+"""What a run looks like on a terminal."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+
+from holdfast.cli.demo import demo_view
+from holdfast.cli.view import narrow_view, run_view, sparkline
+from holdfast.cli.watching import Seen
+from holdfast.engine.handle import STOPPING
+from holdfast.metrics import EpochFacts, Status
+
+
+def drawn(view: RenderableType, width: int = 100) -> str:
+    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
+    console.print(view)
+    return console.export_text()
+
+
+def status(**changes: Any) -> Status:
+    return Status("orders", "/data/orders", 3, 42, "here", **{"state": "running", **changes})
+
+
+def facts(epoch: int, records: int, latency_ms: float = 100.0) -> EpochFacts:
+    return EpochFacts(
+        epoch, 1_000_000 + epoch * 500, records, {}, {}, 0, 0.0, latency_ms, 0.0, 0.0, 7, 2048, 1, 0
+    )
+
+
+@pytest.fixture
+def clock() -> list[float]:
+    return [0.0]
+
+
+@pytest.fixture
+def seen(clock: list[float]) -> Seen:
+    made = Seen(lambda: clock[0])
+    made.hear(status(state="starting", message="starting Spark"), None)
+    return made
+
+
+def run_epochs(seen: Seen, clock: list[float], records: Callable[[int], int] = lambda n: 1000) -> None:
+    for number in range(1, 21):
+        clock[0] += 0.5
+        now = status(
+            epoch=number,
+            records=number * 1000,
+            records_per_s=2000.4,
+            latency_ms=182.4,
+            backlog=12345,
+            state_keys=8712,
+            state_bytes=5 << 20,
+        )
+        seen.hear(now, facts(number, records(number), 100.0 + number))
+
+
+def test_before_the_first_epoch_the_view_says_what_is_waited_for(seen: Seen) -> None:
+    seen.hear(status(state="starting", message="waiting for executors of spark://h:7077"), None)
+    text = drawn(run_view(seen))
+    assert "● starting" in text
+    assert "starting Spark…" in text and "waiting for executors of spark://h:7077…" in text
+
+
+def test_the_view_shows_every_figure(seen: Seen, clock: list[float]) -> None:
+    run_epochs(seen, clock)
+    text = drawn(run_view(seen))
+    for part in ("orders · generation 3 · ● running", "2,000", "182 ms", "12,345", "8,712", "5.0 MB", "0:10"):
+        assert part in text, part
+    assert "Ctrl-C finishes the epoch and stops" in text
+    assert "p50 111 ms · p99 120 ms" in text
+    assert "███" in text
+    assert "starting Spark" not in text
+
+
+def test_a_run_that_was_asked_to_stop_says_so(seen: Seen, clock: list[float]) -> None:
+    run_epochs(seen, clock)
+    seen.hear(status(message=STOPPING), None)
+    assert "stopping after this epoch" in drawn(run_view(seen))
+    assert seen.stopping
+
+
+def test_the_clock_stands_still_after_the_end(seen: Seen, clock: list[float]) -> None:
+    run_epochs(seen, clock)
+    seen.hear(status(state="stopped", epoch=20), None)
+    clock[0] += 3600
+    text = drawn(run_view(seen))
+    assert "● stopped" in text and "ran for 0:10" in text
+
+
+def test_bad_records_are_counted_over_all_sources(seen: Seen) -> None:
+    seen.hear(status(bad_records={"a": 2, "b": 5}), None)
+    assert seen.bad_records == 7
+    assert "7" in drawn(run_view(seen))
+
+
+def test_what_other_sinks_draw_stands_below(seen: Seen) -> None:
+    text = drawn(run_view(seen, ["a table of rows"]))
+    assert text.index("orders") < text.index("a table of rows")
+
+
+def test_a_long_directory_keeps_its_end(seen: Seen) -> None:
+    seen.hear(status(), None)
+    assert seen.status is not None
+    seen.status.directory = "/a" * 60 + "/the-end"
+    assert "/the-end" in drawn(run_view(seen))
+
+
+def test_the_sparkline_scales_from_nothing_to_the_greatest() -> None:
+    assert sparkline([], 5) == ""
+    assert sparkline([0, 0], 5) == "▁▁"
+    assert sparkline([1, 2, 3, 4, 5, 6, 7, 8], 4) == "▅▆▇█"
+
+
+def test_the_first_epoch_stands_apart_from_the_percentiles(clock: list[float]) -> None:
+    seen = Seen(lambda: clock[0])
+    seen.hear(status(), facts(1, 1, latency_ms=9000.0))
+    seen.hear(status(), facts(2, 1, latency_ms=50.0))
+    assert seen.first_ms == 9000.0 and seen.latency_ms(0.99) == 50.0
+
+
+@pytest.mark.parametrize(("width", "height"), [(200, 60), (120, 40), (80, 24), (60, 12)])
+def test_the_demo_fits_its_terminal(
+    seen: Seen, clock: list[float], tmp_path: Path, width: int, height: int
+) -> None:
+    from holdfast.cli.country import Country
+
+    run_epochs(seen, clock)
+    text = drawn(demo_view(seen, Country(tmp_path), width, height), width).rstrip("\n")
+    lines = text.split("\n")
+    assert len(lines) < height and max(map(len, lines)) <= width
+    assert "orders" in text and ("▀" in text) == (width >= 80)
+
+
+def test_the_narrow_view_holds_its_width(seen: Seen, clock: list[float]) -> None:
+    assert "starting Spark…" in drawn(narrow_view(seen, 44))
+    run_epochs(seen, clock)
+    assert {len(line) for line in drawn(narrow_view(seen, 44)).rstrip("\n").split("\n")} == {44}
