@@ -29,6 +29,8 @@ class EpochFacts(msgspec.Struct, frozen=True):
     state_bytes: int
     runs: int
     reloads: int
+    worker_rss_bytes: int = 0
+    """The memory of the largest worker that holds a shard."""
 
     @property
     def latency_ms(self) -> float:

@@ -268,7 +268,9 @@ def test_an_exception_in_process_names_the_key_too() -> None:
         (lambda s: s.key_by("f").process("p", Running()), SchemaError, "key can't be of type double"),
         (lambda s: s.map(lambda r: None), SchemaError, "must be a dict, not NoneType"),
         (lambda s: s.map_batches(lambda t: 3), SchemaError, "must return a pyarrow.Table"),
-        (lambda s: s.key_by("n").aggregate("a", s=hf.sum("nope")), SchemaError, r"\[a\] There is no column 'nope'"),
+        (lambda s: s.key_by("n").aggregate("a", s=hf.sum("nope")), PipelineError, r"\[a\] There is no column 'nope'"),
+        (lambda s: s.map(dict).key_by("nope").process("p", Running()), PipelineError, r"\[p\] There is no column 'nope'"),
+        (lambda s: s.map(dict).key_by("n").aggregate("a", s=hf.sum("x")), SchemaError, r"\[a\] There is no column 'x'"),
     ],
 )
 def test_what_does_not_fit_says_so(stream: Any, error: type[Exception], message: str) -> None:

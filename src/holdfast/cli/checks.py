@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 import psutil
 
+from holdfast.cli.noise import SparkNoise
 from holdfast.cli.output import size
 from holdfast.config import Settings
 from holdfast.errors import HoldfastError
@@ -250,8 +251,15 @@ def spark_checks(master: str | None) -> Iterator[Check]:
 def _session(master: str | None) -> Any:
     from holdfast.engine.session import check_session, make_session
 
-    spark = make_session(Settings(master=master or "local[2]"), "doctor")
-    check_session(spark)
+    noise = SparkNoise(None)
+    noise.begin()
+    try:
+        spark = make_session(Settings(master=master or "local[2]"), "doctor")
+        check_session(spark)
+    except BaseException:
+        noise.end(show=True)
+        raise
+    noise.end(show=False)
     return spark
 
 

@@ -17,7 +17,6 @@ import msgspec
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from holdfast.cli.noise import SparkNoise
 from holdfast.cli.output import Unbroken, amount, clock, console, millis, print_json, size
 from holdfast.cli.view import run_view
 from holdfast.cli.watching import Seen
@@ -178,12 +177,11 @@ def closing_line(seen: Seen, status: Status, error: BaseException | None) -> str
 
 
 class LiveView(Reporter):
-    """The view for a terminal, drawn again several times a second; what Spark prints beside it goes to a file."""
+    """The view for a terminal, drawn again several times a second."""
 
     def __init__(self, terminal: Console, draw: Callable[[Seen], RenderableType] = run_view) -> None:
         super().__init__()
         self._terminal, self._draw = terminal, draw
-        self._noise = SparkNoise()
         self._live = Live(
             console=terminal,
             refresh_per_second=FRAMES_PER_S,
@@ -195,13 +193,7 @@ class LiveView(Reporter):
         """What is to be seen now."""
         return self._draw(self.seen)
 
-    def hear(self, status: Status, facts: EpochFacts | None) -> None:
-        super().hear(status, facts)
-        if status.state != "starting":
-            self._noise.end(show=False)
-
     def __enter__(self) -> Reporter:
-        self._noise.begin()
         self._live.start(refresh=True)
         return self
 
@@ -209,7 +201,6 @@ class LiveView(Reporter):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._live.stop()
-        self._noise.end(show=error is not None)
 
     def end(self, error: BaseException | None) -> None:
         status = self.seen.status

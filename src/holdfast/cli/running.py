@@ -1,4 +1,4 @@
-"""Runs a pipeline under a reporter, as `run` and `demo` do: signals, the log, and the end that is told."""
+"""Runs a pipeline under a reporter, as `run` and `demo` do: signals, logs, and the end that is told."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 from holdfast.cli.exit_codes import TERMINATED
 from holdfast.cli.logs import start_log
+from holdfast.cli.noise import SparkNoise
 from holdfast.cli.reporting import Reporter
 from holdfast.config import Settings
 from holdfast.engine.handle import run as run_pipeline
+from holdfast.errors import DirectoryError
 from holdfast.metrics import EpochFacts, Status
 from holdfast.pipeline import Pipeline
 
@@ -25,17 +28,26 @@ def run_reported(
 ) -> None:
     """Run until stopped, drained or done; the reporter hears it all, and how it ended."""
     start_log(settings.log_level)
-    failed: BaseException | None = None
+    noise = SparkNoise(Path(settings.dir or f".holdfast/{pipeline.name}"))
+    tell = listener or reporter.hear
+
+    def heard(status: Status, facts: EpochFacts | None) -> None:
+        if status.state != "starting":
+            noise.end(show=False)
+        tell(status, facts)
+
     with _terminated_cleanly():
         try:
             with reporter:
-                run_pipeline(pipeline, spark=None, settings=settings, listener=listener or reporter.hear)
+                noise.begin()
+                run_pipeline(pipeline, spark=None, settings=settings, listener=heard)
         except Exception as error:
-            failed = error
+            noise.end(show=not isinstance(error, DirectoryError))
+            reporter.end(error)
             raise
         finally:
-            if failed is not None or sys.exc_info()[1] is None:
-                reporter.end(failed)
+            noise.end(show=False)
+        reporter.end(None)
 
 
 @contextmanager

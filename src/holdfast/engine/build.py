@@ -6,9 +6,9 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from holdfast.config import Settings
-from holdfast.engine.program import Program
-from holdfast.errors import HoldfastError, IncompatibleError
-from holdfast.functions import Aggregate
+from holdfast.engine.program import Program, output_schema
+from holdfast.errors import HoldfastError, IncompatibleError, PipelineError
+from holdfast.functions import Aggregate, Column
 from holdfast.io.base import Source
 from holdfast.log.records import Identity
 from holdfast.plan import graph as g
@@ -27,7 +27,30 @@ def build_stages(pipeline: Pipeline) -> Stages:
         if node.kind == g.SOURCE:
             node = dataclasses.replace(node, schema=_schema_of(node))
         nodes.append(node)
-    return cut(g.Graph(graph.name, tuple(nodes)))
+    stages = cut(g.Graph(graph.name, tuple(nodes)))
+    _check_columns(stages)
+    return stages
+
+
+def _check_columns(stages: Stages) -> None:
+    """Raise for a key or an aggregate over a column that its stream is known not to have."""
+    for exchange in stages.exchanges:
+        schema = output_schema(stages.graph, exchange.node, exchange.tag)
+        target = stages.node(exchange.target)
+        if schema is None:
+            continue
+        wanted = {name: "key by" for name in exchange.key.columns}
+        if target.kind == g.AGGREGATE:
+            columns = [c.column for c in target.body.values() if isinstance(c, Column) and c.column]
+            wanted.update(dict.fromkeys(columns, "aggregate"))
+        for name, purpose in wanted.items():
+            if name not in schema.names:
+                raise PipelineError(
+                    f"There is no column {name!r} to {purpose}; there are {schema.names}.",
+                    uid=target.uid,
+                    where=target.where,
+                    remedy="Name a column that the stream has.",
+                )
 
 
 def _schema_of(node: g.Node) -> Any:

@@ -88,8 +88,6 @@ class Driver:
         """Stand at the last commit: publish what was decided, take over positions and schemas."""
         last = self._journal.last_epoch()
         self._last = self._journal.commit(last) if last else None
-        for node in self._sinks.values():
-            node.body.discard(f"{self._journal.generation}")
         if self._last is not None:
             for epoch in range(self._last.published + 1, last):
                 earlier = self._journal.commit(epoch)
@@ -100,6 +98,8 @@ class Driver:
             assert plan is not None
             self._positions, self._now_ms = dict(plan.positions), plan.now_ms
             self._pinned.update(self._last.schemas)
+        for node in self._sinks.values():
+            node.body.discard(f"{self._journal.generation}")
         self._published = last
         self._runner.remember(self._last)
         self._upkeep.start()
@@ -191,7 +191,7 @@ class Driver:
 
     def _run_epoch(self, plan: Plan, started: float) -> None:
         planned = time.perf_counter()
-        done, runs, reloads = self._run(plan)
+        done, runs, reports = self._run(plan)
         ran = time.perf_counter()
         commit = decide(plan, done, self._journal.generation, self._published, (ran - planned) * 1e3)
         self._journal.put_commit(commit)
@@ -217,12 +217,13 @@ class Driver:
                 state_keys=sum(max(s.live.values(), default=0) for s in sealed),
                 state_bytes=sum(s.size_bytes for s in sealed),
                 runs=runs,
-                reloads=reloads,
+                reloads=sum(r.reloads for r in reports),
+                worker_rss_bytes=max((r.rss_bytes for r in reports), default=0),
             )
         )
         self._journal_says_stop()
 
-    def _run(self, plan: Plan) -> tuple[Done, int, int]:
+    def _run(self, plan: Plan) -> tuple[Done, int, list[Report]]:
         """Run a plan until its outcome stands. Schemas settle in two runs; more are a fault."""
         pinned = self._pinned
         for run in range(1, 5):
@@ -238,7 +239,7 @@ class Driver:
             reports = self._runner.run(plan, header)
             outcome = judge(self._program, len(plan.tasks), pinned, reports)
             if isinstance(outcome, Done):
-                return outcome, run, sum(r.reloads for r in reports)
+                return outcome, run, reports
             if isinstance(outcome, Failed):
                 raise self._located(outcome.error)
             if isinstance(outcome, Lacking):

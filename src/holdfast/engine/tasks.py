@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pyarrow as pa
 
 from holdfast.engine.batch import Batch, SchemaBook
@@ -256,6 +257,7 @@ def _apply(
         report.records_out = {s.uid: s.rows for s in chain.sinks.values()}
         report.schemas = book.seen()
         report.reloads = state.reloads - reloads
+        report.rss_bytes = psutil.Process().memory_info().rss
     except BaseException:
         chain.abort()
         raise

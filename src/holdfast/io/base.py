@@ -236,6 +236,8 @@ class TableWriter(SinkWriter):
         os.makedirs(self._folder, exist_ok=True)
         with open(os.path.join(self._folder, self._name), "wb") as file:
             file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
         return [
             StagedFile(path=self._name, rows=table.num_rows, size_bytes=data.size, crc32=zlib.crc32(data))
         ]

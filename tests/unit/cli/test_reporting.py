@@ -5,11 +5,13 @@ import logging
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.cli.logs import line
+from holdfast.cli.noise import SparkNoise
 from holdfast.cli.reporting import JsonLines, PlainLines, Reporter, reporter_for
 from holdfast.errors import IncompatibleError
 from holdfast.metrics import EpochFacts, Status
@@ -127,3 +129,26 @@ def test_a_log_record_is_one_line_of_keys_and_values() -> None:
         "at=1970-01-01T00:00:00.007Z level=warning logger=holdfast.doors "
         r'message="no \"pinning\":\nwhy"'
     )
+
+
+def test_what_children_print_goes_to_the_directorys_log_and_what_we_print_does_not(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    noise = SparkNoise(tmp_path / "new")
+    noise.begin()
+    subprocess.run(["sh", "-c", "echo a child >&2"], check=True)
+    print("ourselves", file=sys.stderr)
+    noise.end(show=False)
+    noise.end(show=True)
+    subprocess.run(["sh", "-c", "echo a later child >&2"], check=True)
+    assert capfd.readouterr().err == "ourselves\na later child\n"
+    assert (tmp_path / "new" / "spark.log").read_text() == "a child\n"
+
+
+def test_what_explains_a_failed_start_is_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "spark.log").write_text("an earlier run\n")
+    noise = SparkNoise(tmp_path)
+    noise.begin()
+    subprocess.run(["sh", "-c", "echo no java here >&2"], check=True)
+    noise.end(show=True)
+    assert capfd.readouterr().err == "no java here\n"

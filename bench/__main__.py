@@ -1,0 +1,18 @@
+"""`python -m bench NAME`: the benchmarks by name."""
+
+import sys
+
+from bench import throughput
+
+BENCHMARKS = {"throughput": throughput.run}
+
+
+def main() -> None:
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name not in BENCHMARKS:
+        sys.exit(f"usage: python -m bench NAME [--json]; the benchmarks are: {', '.join(BENCHMARKS)}")
+    BENCHMARKS[name](sys.argv[2:])
+
+
+if __name__ == "__main__":
+    main()
