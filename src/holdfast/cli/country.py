@@ -5,6 +5,7 @@ It reads the output folders as any reader would: Parquet and JSON lines, file by
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections import deque
@@ -57,24 +58,22 @@ class Country:
         self.flash_gone = np.zeros((TILES, TILES), dtype=bool)
         self.now_ms = 0
         self.changes: deque[dict[str, Any]] = deque(maxlen=100)
-        self.flagged = 0
+        self._known: set[tuple[int, str, str]] = set()
 
     def catch_up(self) -> None:
-        """Take in what was published since the last time."""
+        """Take in what was published since the last time. A file may be merged into a larger one meanwhile."""
         for file in self._new("tiles", "*.parquet"):
-            self._take_tiles(pq.read_table(file))
+            with contextlib.suppress(FileNotFoundError):
+                self._take_tiles(pq.read_table(file))
         for file in self._new("changes", "*.jsonl"):
-            for line in file.read_text().splitlines():
-                self._take_change(json.loads(line))
+            with contextlib.suppress(FileNotFoundError):
+                for line in file.read_text().splitlines():
+                    self._take_change(json.loads(line))
 
-    def _new(self, folder: str, pattern: str) -> Iterator[Path]:
-        for file in sorted((self._out / folder).glob(pattern)):
-            if file not in self._read:
-                self._read.add(file)
-                try:
-                    yield file
-                except FileNotFoundError:
-                    continue  # merged into a larger one, which is read as well
+    def _new(self, folder: str, pattern: str) -> list[Path]:
+        found = [f for f in sorted((self._out / folder).glob(pattern)) if f not in self._read]
+        self._read.update(found)
+        return found
 
     def _take_tiles(self, table: pa.Table) -> None:
         x, y, at, reports = (table[n].to_numpy() for n in ("tile_x", "tile_y", "at_ms", "reports"))
@@ -83,10 +82,18 @@ class Country:
         self.now_ms = max(self.now_ms, int(at.max(initial=0)))
 
     def _take_change(self, change: dict[str, Any]) -> None:
-        self.flagged += 1
+        name = (change["at_ms"], change["feature"], change["change"])
+        if name in self._known:
+            return
+        self._known.add(name)
         self.changes.append(change)
         at = change["tile_y"], change["tile_x"]
         self.flash_ms[at], self.flash_gone[at] = change["at_ms"], change["change"] == "gone"
+
+    @property
+    def flagged(self) -> int:
+        """How many changes there were."""
+        return len(self._known)
 
     def busiest(self) -> tuple[int, int]:
         """The tile with the most reports."""

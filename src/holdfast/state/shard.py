@@ -117,6 +117,8 @@ class ShardState(abc.ABC):
         return True
 
     def _stand_at(self, committed: str) -> bool:
+        if committed != EMPTY and not self._folder.has(committed):
+            return False  # what memory may still hold can't be built upon: the files below it are gone
         if self._pending is not None and self._pending.stamp == committed:
             self._absorb(self._sealed_at_ms)
             self._stands(self._pending)

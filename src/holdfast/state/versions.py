@@ -120,6 +120,10 @@ class Folder:
         temporary.write_bytes(msgspec.json.encode(manifest))
         os.replace(temporary, self.path / f"v-{manifest.stamp}.json")
 
+    def has(self, stamp: str) -> bool:
+        """Whether this host has a version."""
+        return (self.path / f"v-{stamp}.json").exists()
+
     def manifest(self, stamp: str) -> Manifest | None:
         """The manifest of a version; None where this host has none."""
         try:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -14,6 +16,7 @@ import holdfast as hf
 from holdfast import errors
 from holdfast.cli import exit_codes
 from holdfast.cli.app import app, main
+from holdfast.cli.country import Country, change_lines, colours
 from holdfast.cli.demo import find_example, make_home
 from holdfast.config import Settings
 from holdfast.engine.build import build_stages, identity_of
@@ -60,13 +63,13 @@ def build() -> hf.Pipeline:
     return pipeline
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory as a run leaves it."""
+@pytest.fixture(scope="module", params=["heap", "rocksdb"])
+def directory(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory as a run leaves it, with either backend."""
     folder = tmp_path_factory.mktemp("visits")
-    result = hf.testing.run(build(), directory=folder, max_records=25)
+    result = hf.testing.run(build(), directory=folder, max_records=25, backend=request.param)
     journal = Journal.at(folder)
-    journal.create_identity(identity_of(build_stages(build()), Settings(), 2))
+    journal.create_identity(identity_of(build_stages(build()), Settings(backend=request.param), 2))
     journal.take()
     for commit in result.commits:
         journal.put_commit(commit)
@@ -343,3 +346,34 @@ def test_without_the_examples_the_demo_says_so(monkeypatch: pytest.MonkeyPatch, 
         errors.PipelineError, match="in a checkout of holdfast and not in the installed package"
     ):
         find_example()
+
+
+def test_the_map_takes_in_what_is_published_once(tmp_path: Path) -> None:
+    def publish(name: str, reports: list[int], changes: list[str]) -> None:
+        for folder in ("tiles", "changes"):
+            (tmp_path / folder).mkdir(exist_ok=True)
+        tile = {
+            "tile_x": [3] * len(reports),
+            "tile_y": [5] * len(reports),
+            "at_ms": reports,
+            "reports": reports,
+        }
+        pq.write_table(pa.table(tile), tmp_path / "tiles" / f"{name}.parquet")
+        rows = [
+            {"at_ms": 9, "tile_x": 3, "tile_y": 5, "feature": f, "change": "new", "value": 1.0}
+            for f in changes
+        ]
+        (tmp_path / "changes" / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+
+    country = Country(tmp_path)
+    publish("part-1", [7, 9], ["sign at 1,1 km"])
+    country.catch_up()
+    publish("part-2", [8], ["pothole at 2,2 km"])
+    country.catch_up()
+    publish("merged", [7, 9, 8], ["sign at 1,1 km", "pothole at 2,2 km"])
+    country.catch_up()
+    assert country.flagged == 2 and country.busiest() == (3, 5) and country.now_ms == 9
+    assert int(country.reports.sum()) == 9
+    assert [str(t) for t in change_lines(country, 1)] == ["+ pothole at 2,2 km  1 cm deep"]
+    picture = colours(country, 66)
+    assert tuple(picture[5, 3]) == (64, 224, 255) and len({tuple(c) for row in picture for c in row}) == 2
