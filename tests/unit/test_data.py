@@ -47,7 +47,9 @@ def test_every_type_comes_back_as_it_went(kind: pa.DataType, values: list[Any]) 
 
 
 def test_a_zoned_time_keeps_its_hour() -> None:
-    table = to_table([{"t": dt.datetime(2024, 1, 1, 12, tzinfo=SEOUL)}], pa.schema({"t": pa.timestamp("us", "Asia/Seoul")}))
+    table = to_table(
+        [{"t": dt.datetime(2024, 1, 1, 12, tzinfo=SEOUL)}], pa.schema({"t": pa.timestamp("us", "Asia/Seoul")})
+    )
     assert to_rows(table)[0]["t"].hour == 12
 
 
@@ -92,9 +94,9 @@ def test_what_is_not_a_dict_is_an_error_that_shows_it() -> None:
 def test_decimals_are_wide_enough_for_what_comes_later() -> None:
     first = to_table([{"d": decimal.Decimal("1.5")}], None)
     assert first.schema.field("d").type == pa.decimal128(38, 18)
-    assert to_rows(to_table([{"d": decimal.Decimal("12345678.123456")}], first.schema))[0]["d"] == decimal.Decimal(
-        "12345678.123456"
-    )
+    assert to_rows(to_table([{"d": decimal.Decimal("12345678.123456")}], first.schema))[0][
+        "d"
+    ] == decimal.Decimal("12345678.123456")
 
 
 def test_a_field_of_nulls_takes_the_first_type_that_comes() -> None:
@@ -115,7 +117,9 @@ def test_tasks_that_saw_different_types_make_the_epoch_run_again_with_one_that_h
 
 
 def test_a_schema_survives_its_record() -> None:
-    schema = pa.schema({"t": pa.timestamp("us", "Asia/Seoul"), "m": pa.map_(pa.string(), pa.decimal128(9, 2))})
+    schema = pa.schema(
+        {"t": pa.timestamp("us", "Asia/Seoul"), "m": pa.map_(pa.string(), pa.decimal128(9, 2))}
+    )
     assert schemas.from_text(schemas.to_text(schema)).equals(schema)
 
 

@@ -121,7 +121,7 @@ def test_a_long_text_is_cut_and_kept_in_the_title() -> None:
     path = "/a/very/long/path/" + "x" * 100
     pipeline.read("in", hf.records([{"n": 1}])).write("out", hf.parquet(path))
     picture = picture_of(pipeline)
-    assert all(len(t) <= 34 for t in texts(picture, "detail"))
+    assert all(len(t) <= 38 for t in texts(picture, "detail"))
     assert any(path in (t.text or "") for t in picture.iter(f"{SVG}title"))
 
 

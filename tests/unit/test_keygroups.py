@@ -15,7 +15,9 @@ from holdfast.state.keygroups import group_of, groups_of, hash_columns, key_grou
 def test_the_hash_is_what_it_was_on_the_day_state_was_first_stored() -> None:
     golden = {
         "int": hash_columns([pa.array([0, 1, -1, 2**40])]).tolist(),
-        "text": hash_columns([pa.array(["", "a", "account-17", "ünïcödé and longer than eight bytes"])]).tolist(),
+        "text": hash_columns(
+            [pa.array(["", "a", "account-17", "ünïcödé and longer than eight bytes"])]
+        ).tolist(),
         "null": hash_columns([pa.array([None], pa.int64())]).tolist(),
         "two": hash_columns([pa.array([1]), pa.array(["a"])]).tolist(),
     }

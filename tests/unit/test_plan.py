@@ -46,7 +46,9 @@ def diamond() -> hf.Pipeline:
 def test_a_graph_is_cut_at_its_exchanges_and_chains_hold_the_rest() -> None:
     stages = build_stages(diamond())
     uid = lambda n: stages.node(n).uid  # noqa: E731
-    shown = [(uid(s.root), s.wave, [uid(n) for n in s.nodes[1:]], [uid(n) for n in s.sinks]) for s in stages.stages]
+    shown = [
+        (uid(s.root), s.wave, [uid(n) for n in s.nodes[1:]], [uid(n) for n in s.sinks]) for s in stages.stages
+    ]
     assert shown == [
         ("one", 0, ["map-2", "raw"], ["raw"]),
         ("two", 0, ["map-2", "raw"], ["raw"]),
@@ -74,7 +76,9 @@ def test_a_graph_is_cut_at_its_exchanges_and_chains_hold_the_rest() -> None:
         (lambda p, s: s.map(3), "map needs a function"),
     ],
 )
-def test_what_cannot_run_is_refused_where_it_is_written(wrong: Callable[[Any, Any], Any], message: str) -> None:
+def test_what_cannot_run_is_refused_where_it_is_written(
+    wrong: Callable[[Any, Any], Any], message: str
+) -> None:
     p = hf.Pipeline("p")
     stream = p.read("read", hf.records(ROWS))
     with pytest.raises((PipelineError, UidError), match=message) as caught:
@@ -95,15 +99,17 @@ SIZES = st.lists(st.lists(st.integers(0, 1000), max_size=6), max_size=3)
 
 
 @given(SIZES, st.integers(1, 5))
-def test_every_range_is_in_one_task_and_ordinals_follow_the_sources(sizes: list[list[int]], tasks: int) -> None:
-    offers = {
-        f"s{i}": Offer([Range("x", 0, n, {}, n) for n in mine], None) for i, mine in enumerate(sizes)
-    }
+def test_every_range_is_in_one_task_and_ordinals_follow_the_sources(
+    sizes: list[list[int]], tasks: int
+) -> None:
+    offers = {f"s{i}": Offer([Range("x", 0, n, {}, n) for n in mine], None) for i, mine in enumerate(sizes)}
     assigned = assign(offers, tasks)
     assert 1 <= len(assigned) <= tasks
     flat = sorted((r for task in assigned for r in task), key=lambda r: r.ordinal)
     assert [r.ordinal for r in flat] == list(range(len(flat)))
-    assert [(r.source, r.piece.records) for r in flat] == [(f"s{i}", n) for i, m in enumerate(sizes) for n in m]
+    assert [(r.source, r.piece.records) for r in flat] == [
+        (f"s{i}", n) for i, m in enumerate(sizes) for n in m
+    ]
     assert all([r.ordinal for r in t] == sorted(r.ordinal for r in t) for t in assigned)
     loads = [sum(max(1, r.piece.records) for r in t) for t in assigned]
     if flat:
@@ -116,7 +122,9 @@ def program() -> Any:
 
 def reports() -> list[Report]:
     sealed = Sealed("00000001-x", 7, 1, 1, {"n": 1}, 1)
-    shards = [Report(task=f"{u}-{n}", stage=u, shard=n, sealed=sealed) for u in ("keep", "sums") for n in (0, 1)]
+    shards = [
+        Report(task=f"{u}-{n}", stage=u, shard=n, sealed=sealed) for u in ("keep", "sums") for n in (0, 1)
+    ]
     return [Report(task="source-0", records_in=5), *shards]
 
 
@@ -147,7 +155,12 @@ def test_one_error_is_worth_more_than_a_lacking_shard_and_that_more_than_schemas
 
 def cut(mode: str, **facts: Any) -> Wait:
     base: dict[str, Any] = {
-        "waited_s": 0.0, "records": 0, "full": False, "backlog": 0, "exhausted": False, "drain": False,
+        "waited_s": 0.0,
+        "records": 0,
+        "full": False,
+        "backlog": 0,
+        "exhausted": False,
+        "drain": False,
     }
     return when_to_cut(mode, 1.0, **{**base, **facts})
 
@@ -210,7 +223,11 @@ def test_a_directory_of_another_pipeline_or_with_other_types_is_refused_with_the
     with pytest.raises(IncompatibleError) as caught:
         check_identity(here, there, "d")
     text = str(caught.value)
-    for reason in ("backend was 'heap' and is 'rocksdb'", "'two' is stored there and missing", "'keep': states was"):
+    for reason in (
+        "backend was 'heap' and is 'rocksdb'",
+        "'two' is stored there and missing",
+        "'keep': states was",
+    ):
         assert reason in text
     with pytest.raises(IncompatibleError, match="belongs to the pipeline 'diamond', this is 'other'"):
         p2 = hf.Pipeline("other")

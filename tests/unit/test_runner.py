@@ -20,7 +20,9 @@ Row = dict[str, Any]
 def run(stream_of: Any, data: list[Row], **options: Any) -> list[Row]:
     """What a stream gives for some records."""
     p = hf.Pipeline("p")
-    stream_of(p.read("in", hf.records(data, per_epoch=options.pop("per_epoch", None)))).write("out", hf.memory())
+    stream_of(p.read("in", hf.records(data, per_epoch=options.pop("per_epoch", None)))).write(
+        "out", hf.memory()
+    )
     return hf.testing.run(p, **options).rows("out")
 
 
@@ -33,9 +35,10 @@ def test_map_filter_and_flat_map_take_records_one_by_one() -> None:
 
 
 def test_map_batches_takes_tables() -> None:
-    assert run(lambda s: s.map_batches(lambda t: t.filter(pa.compute.greater(t["n"], 1))), [{"n": i} for i in range(3)]) == [
-        {"n": 2}
-    ]
+    assert run(
+        lambda s: s.map_batches(lambda t: t.filter(pa.compute.greater(t["n"], 1))),
+        [{"n": i} for i in range(3)],
+    ) == [{"n": 2}]
 
 
 def test_a_union_has_each_record_once() -> None:
@@ -78,14 +81,21 @@ class Running(hf.KeyedProcess):
 def test_a_key_is_a_column_several_or_a_function(key: Any) -> None:
     data = [{"k": i % 2, "w": "x", "v": 1} for i in range(5)]
     out = run(lambda s: s.key_by(*key).process("run", Running()), data)
-    name = (lambda k: str((k, "x"))) if len(key) == 2 or (callable(key[0]) and "w" in key[0].__code__.co_consts) else str
+    name = (
+        (lambda k: str((k, "x")))
+        if len(key) == 2 or (callable(key[0]) and "w" in key[0].__code__.co_consts)
+        else str
+    )
     assert Counter((r["key"], r["total"]) for r in out) == Counter(
         [(name(0), 1), (name(0), 2), (name(0), 3), (name(1), 1), (name(1), 2)]
     )
 
 
 def test_null_is_a_key_like_any_other() -> None:
-    out = run(lambda s: s.key_by("k").process("run", Running()), [{"k": None, "v": 1}, {"k": 3, "v": 5}, {"k": None, "v": 1}])
+    out = run(
+        lambda s: s.key_by("k").process("run", Running()),
+        [{"k": None, "v": 1}, {"k": 3, "v": 5}, {"k": None, "v": 1}],
+    )
     assert Counter((r["key"], r["total"]) for r in out) == Counter([("None", 1), ("None", 2), ("3", 5)])
 
 
@@ -112,7 +122,10 @@ AGGREGATES = {
 def test_aggregates_are_what_duckdb_says(data: list[Row], per_epoch: int, splits: int, backend: str) -> None:
     p = hf.Pipeline("p")
     events = pa.Table.from_pylist(
-        data, pa.schema({"id": pa.int64(), "k": pa.int64(), "name": pa.string(), "v": pa.float64(), "n": pa.int64()})
+        data,
+        pa.schema(
+            {"id": pa.int64(), "k": pa.int64(), "name": pa.string(), "v": pa.float64(), "n": pa.int64()}
+        ),
     )
     source = hf.records(events, per_epoch=per_epoch)
     made = p.read("in", source).key_by("k").aggregate("agg", **{n: a for n, (a, _) in AGGREGATES.items()})
@@ -125,7 +138,11 @@ def test_aggregates_are_what_duckdb_says(data: list[Row], per_epoch: int, splits
     for want in expected:
         got = last[want["k"]]
         for name, value in want.items():
-            assert got[name] == pytest.approx(value, rel=1e-9, abs=1e-6) if isinstance(value, float) else got[name] == value
+            assert (
+                got[name] == pytest.approx(value, rel=1e-9, abs=1e-6)
+                if isinstance(value, float)
+                else got[name] == value
+            )
 
 
 def test_distinct_values_are_counted_about_right() -> None:
@@ -155,13 +172,22 @@ class Span(hf.Aggregate):
 def test_an_aggregate_of_the_users_own_stands_beside_the_houses() -> None:
     data = [{"k": i % 2, "v": i * i} for i in range(10)]
     for backend in ("heap", "rocksdb"):
-        out = run(lambda s: s.key_by("k").aggregate("a", span=Span(), n=hf.count()), data, per_epoch=4, backend=backend)
+        out = run(
+            lambda s: s.key_by("k").aggregate("a", span=Span(), n=hf.count()),
+            data,
+            per_epoch=4,
+            backend=backend,
+        )
         assert {r["k"]: (r["span"], r["n"]) for r in out} == {0: (64, 5), 1: (80, 5)}
 
 
 def test_reduce_keeps_one_record_for_each_key() -> None:
     data = [{"k": i % 2, "v": i} for i in range(10)]
-    out = run(lambda s: s.key_by("k").reduce("r", lambda a, b: {"k": a["k"], "v": a["v"] + b["v"]}), data, per_epoch=3)
+    out = run(
+        lambda s: s.key_by("k").reduce("r", lambda a, b: {"k": a["k"], "v": a["v"] + b["v"]}),
+        data,
+        per_epoch=3,
+    )
     assert {r["k"]: r["v"] for r in out} == {0: 20, 1: 25}
 
 
@@ -184,7 +210,12 @@ def test_side_outputs_are_streams_of_their_own() -> None:
     assert sorted(r["v"] for r in result.rows("odd")) == [1, 3, 5]
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate])
+@settings(
+    max_examples=30,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate],
+)
 @given(recipes())
 def test_what_comes_out_does_not_depend_on_the_backend_and_is_the_same_every_time(recipe: Recipe) -> None:
     one = hf.testing.run(recipe.build(), parallelism=recipe.parallelism, max_records=recipe.max_records)
@@ -203,7 +234,10 @@ def _facts(commit: Any) -> Any:
 
 def test_order_of_keyed_output_does_not_depend_on_parallelism() -> None:
     data = [{"k": i % 17, "v": i} for i in range(200)]
-    outs = [run(lambda s: s.key_by("k").process("run", Running()), data, parallelism=n, per_epoch=50) for n in (1, 2, 5)]
+    outs = [
+        run(lambda s: s.key_by("k").process("run", Running()), data, parallelism=n, per_epoch=50)
+        for n in (1, 2, 5)
+    ]
     assert outs[0] == outs[1] == outs[2]
 
 
@@ -264,13 +298,29 @@ def test_an_exception_in_process_names_the_key_too() -> None:
 @pytest.mark.parametrize(
     ("stream", "error", "message"),
     [
-        (lambda s: s.key_by("nope").process("p", Running()), PipelineError, r"\[p\] There is no column 'nope'"),
+        (
+            lambda s: s.key_by("nope").process("p", Running()),
+            PipelineError,
+            r"\[p\] There is no column 'nope'",
+        ),
         (lambda s: s.key_by("f").process("p", Running()), SchemaError, "key can't be of type double"),
         (lambda s: s.map(lambda r: None), SchemaError, "must be a dict, not NoneType"),
         (lambda s: s.map_batches(lambda t: 3), SchemaError, "must return a pyarrow.Table"),
-        (lambda s: s.key_by("n").aggregate("a", s=hf.sum("nope")), PipelineError, r"\[a\] There is no column 'nope'"),
-        (lambda s: s.map(dict).key_by("nope").process("p", Running()), PipelineError, r"\[p\] There is no column 'nope'"),
-        (lambda s: s.map(dict).key_by("n").aggregate("a", s=hf.sum("x")), SchemaError, r"\[a\] There is no column 'x'"),
+        (
+            lambda s: s.key_by("n").aggregate("a", s=hf.sum("nope")),
+            PipelineError,
+            r"\[a\] There is no column 'nope'",
+        ),
+        (
+            lambda s: s.map(dict).key_by("nope").process("p", Running()),
+            PipelineError,
+            r"\[p\] There is no column 'nope'",
+        ),
+        (
+            lambda s: s.map(dict).key_by("n").aggregate("a", s=hf.sum("x")),
+            SchemaError,
+            r"\[a\] There is no column 'x'",
+        ),
     ],
 )
 def test_what_does_not_fit_says_so(stream: Any, error: type[Exception], message: str) -> None:
@@ -285,7 +335,9 @@ def test_a_state_of_the_wrong_type_is_an_error_and_not_a_surprise() -> None:
         def process(self, key: Any, record: Row, ctx: hf.Context) -> Any:
             self.total.value = "text"
 
-    with pytest.raises(StateError, match=r"\[wrong\] State 'total' is declared as int64, but key 1 was given 'text'"):
+    with pytest.raises(
+        StateError, match=r"\[wrong\] State 'total' is declared as int64, but key 1 was given 'text'"
+    ):
         run(lambda s: s.key_by("n").process("wrong", Wrong()), [{"n": 1}])
 
 
@@ -318,7 +370,9 @@ def test_recorded_plans_can_be_followed_exactly(tmp_path: Path) -> None:
 
     def build() -> hf.Pipeline:
         p = hf.Pipeline("p")
-        p.read("in", hf.records(data, per_epoch=7)).key_by("k").process("run", Running()).write("out", hf.memory())
+        p.read("in", hf.records(data, per_epoch=7)).key_by("k").process("run", Running()).write(
+            "out", hf.memory()
+        )
         return p
 
     first = hf.testing.run(build(), directory=tmp_path / "a")

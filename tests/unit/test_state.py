@@ -188,7 +188,9 @@ def test_what_outlives_its_ttl_is_gone_and_what_was_written_again_is_not(shard: 
 
 
 def test_a_value_of_the_wrong_type_names_state_key_and_value(shard: Shard) -> None:
-    with pytest.raises(StateError, match=r"\[op\] State 'total' is declared as double, but key 'b' was given 'much'"):
+    with pytest.raises(
+        StateError, match=r"\[op\] State 'total' is declared as double, but key 'b' was given 'much'"
+    ):
         shard.attempt({"total": {"a": 1.0, "b": "much"}})
 
 
@@ -227,7 +229,9 @@ def test_old_versions_are_deleted_and_the_chain_stays_short(backend: str, tmp_pa
 
 WRITES = st.dictionaries(
     st.sampled_from("abcdef"),
-    st.one_of(st.just(GONE), st.dictionaries(st.sampled_from("xyz"), st.one_of(st.just(GONE), st.integers(0, 9)))),
+    st.one_of(
+        st.just(GONE), st.dictionaries(st.sampled_from("xyz"), st.one_of(st.just(GONE), st.integers(0, 9)))
+    ),
     max_size=4,
 )
 

@@ -22,6 +22,7 @@ from holdfast.functions import Column
 from holdfast.log.records import Commit
 from holdfast.plan import graph as g
 from holdfast.state.inspect import read_state
+from holdfast.state.shard import Sealed
 
 _TRIES = 5
 
@@ -71,7 +72,7 @@ def _show_operators(directory: Directory, json: bool) -> None:
             r["key"],
             r["state"],
             r["type"],
-            amount(r["entries"]),
+            "not counted" if r["entries"] is None else amount(r["entries"]),
             size(r["bytes"]) if first[r["operator"]] == r["state"] else "",
             r["version"],
         ]
@@ -103,13 +104,19 @@ def operator_rows(directory: Directory) -> list[dict[str, Any]]:
                     "key": facts["key"],
                     "state": name,
                     "type": kind,
-                    "entries": sum(s.live.get(name, 0) for s in sealed),
+                    "entries": _entries(sealed, name),
                     "bytes": sum(s.size_bytes for s in sealed),
                     "shards": len(sealed),
                     "version": f"epoch {last}" if commit else "-",
                 }
             )
     return rows
+
+
+def _entries(sealed: list[Sealed], name: str) -> int | None:
+    """How many entries a state has; None where the backend does not count them (RocksDB: maps and lists)."""
+    counts = [s.live[name] for s in sealed if name in s.live]
+    return sum(counts) if counts or not any(s.stamp for s in sealed) else None
 
 
 def _types(facts: dict[str, Any]) -> dict[str, str]:

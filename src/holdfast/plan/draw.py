@@ -23,7 +23,7 @@ from holdfast.plan.stages import Exchange, Stage, Stages, takers
 _CARD_H, _ROW_GAP, _COLUMN_GAP, _TURN = 58.0, 20.0, 40.0, 30.0
 _PAD, _HEADER_H, _BOX_GAP, _LANE_H = 18.0, 38.0, 34.0, 24.0
 _MARGIN, _TITLE_H, _LEGEND_H = 28.0, 52.0, 40.0
-_LONGEST = 34
+_LONGEST = 38
 
 _LIGHT = {
     "page": "#ffffff", "text": "#1f2328", "muted": "#656d76", "box": "#f6f8fa", "edge": "#d0d7de",
@@ -65,10 +65,18 @@ def _name_of(body: Any) -> str:
 
 
 def _short(text: str, longest: int = _LONGEST) -> str:
-    """A text that fits; of a path, its end says more."""
+    """A text that fits: without its end, or where it ends in a path, without the path's beginning.
+
+    >>> _short("Parquet files in /a/long/way/down/to/tiles", 32)
+    'Parquet files in …/down/to/tiles'
+    """
     if len(text) <= longest:
         return text
-    return f"…{text[1 - longest :]}" if "/" in text else f"{text[: longest - 1]}…"
+    words, _, path = text.rpartition(" ")
+    room = longest - len(words) - 2
+    if "/" not in path or room < 8:
+        return f"{text[: longest - 1]}…" if "/" not in path else f"…{text[1 - longest :]}"
+    return f"{words} …{path[-room:]}"
 
 
 def _width(text: str, size: float) -> float:

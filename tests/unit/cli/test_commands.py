@@ -116,7 +116,9 @@ def test_without_an_operator_every_state_is_listed(directory: Path) -> None:
     }
     assert rows["users", "pages"]["type"] == "map of string to int64"
     assert rows["users", "seen"]["type"] == "struct<n: int64, ok: bool>, for 3600 s"
-    assert rows["users", "pages"]["key"] == "user, country" and rows["users", "pages"]["entries"] == 12
+    assert rows["users", "pages"]["key"] == "user, country"
+    assert rows["users", "pages"]["entries"] in (12, None)  # RocksDB does not count a map's entries
+    assert rows["users", "seen"]["entries"] == 6
     assert rows["pages", "state"]["entries"] == 4 and rows["pages", "state"]["version"] == "epoch 3"
     text = run("state", directory)
     assert "map of string to int64" in text and "--operator users" in text
