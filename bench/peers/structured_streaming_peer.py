@@ -45,6 +45,7 @@ SETTINGS = {
     "spark.sql.streaming.numRecentProgressUpdates": "1000",
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
+    "spark.sql.streaming.stateStore.rocksdb.blockCacheSizeMB": "256",
 }
 
 

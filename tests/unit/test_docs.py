@@ -170,6 +170,12 @@ def test_the_guide_names_every_error_and_every_exit_code() -> None:
     assert not [code for code in MEANING if f"| {code} |" not in text]
 
 
+def test_every_link_of_the_readme_leads_somewhere() -> None:
+    text = (ROOT / "README.md").read_text()
+    links = [link.split("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
+    assert not [link for link in links if link and not (ROOT / link).exists()]
+
+
 def test_the_readme_has_room_for_the_benchmarks_table() -> None:
     text = (ROOT / "README.md").read_text()
     assert text.count("<!-- BENCH:START -->\n") == text.count("<!-- BENCH:END -->\n") == 1

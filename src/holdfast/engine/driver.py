@@ -55,12 +55,11 @@ class Driver:
         settings: Settings,
         *,
         tasks: int,
-        directory: Path,
         on_epoch: Callable[[EpochFacts], None] = lambda facts: None,
         clock_ms: Callable[[], int] = lambda: int(time.time() * 1000),
     ) -> None:
         self._program, self._runner, self._journal, self._settings = program, runner, journal, settings
-        self._tasks, self._on_epoch, self._clock_ms, self._directory = tasks, on_epoch, clock_ms, directory
+        self._tasks, self._on_epoch, self._clock_ms = tasks, on_epoch, clock_ms
         graph = program.stages.graph
         self._sources: dict[str, Source] = {n.uid: n.body for n in graph.of_kind(g.SOURCE)}
         self._sinks: dict[str, g.Node] = {n.uid: n for n in graph.of_kind(g.SINK)}
@@ -73,7 +72,7 @@ class Driver:
         self._now_ms = 0
         self._backlog = 0
         self._polled_ms = 0
-        self._cut_at = self._asked_at = 0.0
+        self._cut_at = self._asked_at = self._planning_at = 0.0
 
     @property
     def last_epoch(self) -> int:
@@ -110,11 +109,11 @@ class Driver:
         limit = self._settings.epochs
         try:
             while not self._stop.is_set() and (limit is None or done < limit):
-                started = time.perf_counter()
+                self._planning_at = time.perf_counter()
                 plan = self._journal.plan(self.last_epoch + 1) or self._new_plan()
                 if plan is None:
                     return
-                self._run_epoch(plan, started)
+                self._run_epoch(plan)
                 done += 1
         finally:
             self._upkeep.stop()
@@ -124,6 +123,7 @@ class Driver:
     def _new_plan(self) -> Plan | None:
         """Wait until an epoch is due, and fix it. None: it is time to stop."""
         while True:
+            self._planning_at = time.perf_counter()  # waiting for data is no part of an epoch
             offers = self._offers()
             wait = when_to_cut(
                 self._settings.cut,
@@ -189,7 +189,7 @@ class Driver:
 
     # 2 Run
 
-    def _run_epoch(self, plan: Plan, started: float) -> None:
+    def _run_epoch(self, plan: Plan) -> None:
         planned = time.perf_counter()
         done, runs, reports = self._run(plan)
         ran = time.perf_counter()
@@ -210,7 +210,7 @@ class Driver:
                 records_out=commit.records_out,
                 bad_records=commit.bad_records,
                 backlog=self._backlog,
-                plan_ms=(planned - started) * 1e3,
+                plan_ms=(planned - self._planning_at) * 1e3,
                 run_ms=(ran - planned) * 1e3,
                 commit_ms=(decided - ran) * 1e3,
                 publish_ms=(shown - decided) * 1e3,

@@ -28,9 +28,12 @@ from holdfast.metrics import EpochFacts, Recent, Status, write_status
 from holdfast.plan import graph as g
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+    from holdfast.log.records import Identity
     from holdfast.pipeline import Pipeline
+    from holdfast.plan.stages import Stages
 
 _log = logging.getLogger("holdfast.run")
 
@@ -119,15 +122,36 @@ class Handle:
         if identity is not None:
             here = identity_of(stages, self._settings, self._settings.parallelism or identity.parallelism)
             check_identity(identity, here, str(self.directory))
+        for node in stages.graph.of_kind(g.SINK):
+            with _naming(node):
+                node.body.check()
+        try:
+            self._driver = self._make_driver(stages, journal, identity, self._session())
+            if self._stopping:
+                self._driver.stop()
+            self._driver.start()
+        except BaseException:
+            self._let_go()
+            raise
+        self._status.epoch = self._driver.last_epoch
+        self._status.state, self._status.message = "running", ""
+        self._tell(None)
+        self._thread.start()
+
+    def _session(self) -> SparkContext:
+        """The user's session, checked, or one that we make, with executors."""
         if self._spark is None:
             self._say("starting Spark")
             self._spark = sessions.make_session(self._settings, self._pipeline.name)
         sessions.check_session(self._spark)
         sc = self._spark.sparkContext
-        for node in stages.graph.of_kind(g.SINK):
-            with _naming(node):
-                node.body.check()
         sessions.wait_for_executors(sc, self._settings.wait_for_executors_s, self._say)
+        return sc
+
+    def _make_driver(
+        self, stages: Stages, journal: Journal, identity: Identity | None, sc: SparkContext
+    ) -> Driver:
+        """Take the directory for this run, and make the driver that will write to it."""
         cores = sessions.cores(sc)
         parallelism = self._settings.parallelism or (identity.parallelism if identity else cores)
         parallelism = min(parallelism, self._settings.key_groups)
@@ -139,30 +163,20 @@ class Handle:
         for node in stages.graph.of_kind(g.SINK):
             with _naming(node):
                 node.body.claim(node.uid, program.staging)
-        generation = journal.take(str(sc.applicationId))
+        self._status.generation = journal.take(str(sc.applicationId)).number
         ship(sc, self._pipeline)
         runner = SparkRunner(sc, program)
         if not runner.pins and not is_local(sc):
             raise EngineError(
                 "Shards can't be pinned on this cluster's PySpark.", remedy="Use a supported PySpark: 4.1+."
             )
-        self._driver = Driver(
-            program,
-            runner,
-            journal,
-            self._settings,
-            tasks=cores,
-            directory=self.directory,
-            on_epoch=self._epoch,
-        )
-        if self._stopping:
-            self._driver.stop()
-        self._status.generation = generation.number
-        self._driver.start()
-        self._status.epoch = self._driver.last_epoch
-        self._status.state = "running"
-        self._tell(None)
-        self._thread.start()
+        return Driver(program, runner, journal, self._settings, tasks=cores, on_epoch=self._epoch)
+
+    def _let_go(self) -> None:
+        """Stop the session if it is ours."""
+        if self._own_session and self._spark is not None:
+            with contextlib.suppress(Exception):
+                self._spark.stop()
 
     def _live(self) -> None:
         assert self._driver is not None
@@ -179,9 +193,7 @@ class Handle:
         self._status.updated_ms = int(time.time() * 1000)
         write_status(self.directory, self._status)
         self._listener(self.status(), None)
-        if self._own_session and self._spark is not None:
-            with contextlib.suppress(Exception):
-                self._spark.stop()
+        self._let_go()
 
     def _epoch(self, facts: EpochFacts) -> None:
         now = time.time()

@@ -23,7 +23,7 @@ START_TIMEOUT_S = 60.0
 class Cluster:
     """A master and workers, started on entry and killed on exit.
 
-    >>> with Cluster(folder, workers=2) as cluster:      # doctest: +SKIP
+    >>> with Cluster(folder, workers=2) as cluster:  # doctest: +SKIP
     ...     pipeline.run(master=cluster.url)
     """
 
