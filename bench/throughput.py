@@ -323,6 +323,7 @@ def run(argv: list[str]) -> None:
         else:
             found.append(growth_case(case.split("-")[1], size))
     report = {"machine": machine(), "size": asdict(size), "cases": [asdict(c) for c in found]}
+    (ROOT / ".bench").mkdir(exist_ok=True)
     (ROOT / ".bench" / "throughput.json").write_text(json.dumps(report, indent=1))
     print(json.dumps(report) if chosen.json else table(found))
 

@@ -16,7 +16,9 @@ import holdfast as hf
 
 Row = dict[str, Any]
 
-SCHEMA = pa.schema({"id": pa.int64(), "k": pa.int64(), "name": pa.string(), "v": pa.float64(), "n": pa.int64()})
+SCHEMA = pa.schema(
+    {"id": pa.int64(), "k": pa.int64(), "name": pa.string(), "v": pa.float64(), "n": pa.int64()}
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +177,9 @@ def _keyed(stream: hf.Stream, key: str, kind: str, uid: str, sinks: _Sinks) -> h
         d=hf.approx_distinct("n"),
         own=Longest(),
     )
-    return out.map(lambda r: {"key2": (r["s"] or 0) % 3, "k": r["c"] % 3, "n": r["s"], "m": r["avg"], "own": r["own"]})
+    return out.map(
+        lambda r: {"key2": (r["s"] or 0) % 3, "k": r["c"] % 3, "n": r["s"], "m": r["avg"], "own": r["own"]}
+    )
 
 
 def rows(max_size: int) -> st.SearchStrategy[list[Row]]:

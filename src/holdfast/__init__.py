@@ -18,7 +18,18 @@ from holdfast.functions import (
     min,
     sum,
 )
-from holdfast.io.base import Limit, Offer, Range, Reading, Sink, SinkWriter, Source, StagedFile
+from holdfast.io.base import (
+    Decided,
+    Limit,
+    Offer,
+    Range,
+    Reading,
+    Sink,
+    SinkWriter,
+    Source,
+    StagedFile,
+    Target,
+)
 from holdfast.io.console import console
 from holdfast.io.files import files
 from holdfast.io.folder import jsonl, parquet
@@ -33,6 +44,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Aggregate",
     "Context",
+    "Decided",
     "HoldfastError",
     "KeyedProcess",
     "KeyedStream",
@@ -48,6 +60,7 @@ __all__ = [
     "Source",
     "StagedFile",
     "Stream",
+    "Target",
     "ValueState",
     "approx_distinct",
     "console",

@@ -1,8 +1,8 @@
 """Settings: defaults < `holdfast.toml` < environment (`HOLDFAST_…`) < arguments.
 
 Every setting has one name everywhere: `interval` here is `interval = "500ms"` in the file,
-`HOLDFAST_INTERVAL` in the environment, `--interval` on the command line and `interval=` in
-`pipeline.run`. `holdfast config` shows each with where it came from.
+`HOLDFAST_INTERVAL` in the environment, `interval=` in `pipeline.run` and, for those that `holdfast run` has an
+option for, `--interval`. `holdfast config` shows each with where it came from.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -198,8 +198,17 @@ def _parsed(field: str, value: Any) -> Any:
     if kind == "bool":
         return value if isinstance(value, bool) else str(value).lower() in ("1", "true", "yes", "on")
     if field == "spark":
-        return {str(k): str(v) for k, v in dict(value).items()}
+        return dict(_flat(dict(value)))
     return str(value)
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Spark's settings by their dotted names, whether or not the file's keys were quoted."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _whole(value: Any) -> int:

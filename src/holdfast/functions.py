@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from holdfast.data.types import arrow_type
 from holdfast.errors import PipelineError
+from holdfast.state.descriptors import State
 
 Record = dict[str, Any]
 
@@ -88,6 +89,14 @@ class KeyedProcess:
 
     side_outputs: tuple[str, ...] = ()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(getattr(type(self), name, None), State):
+            raise PipelineError(
+                f"self.{name} is a state and can't be replaced.",
+                remedy=f"Write self.{name}.value = … for a value; use the methods of lists and maps.",
+            )
+        super().__setattr__(name, value)
+
     def open(self) -> None:
         """Called once in each worker before the first record: load a model, open a connection."""
 
@@ -96,7 +105,7 @@ class KeyedProcess:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Called when the worker lets the function go, if it can be."""
+        """Called when the worker lets the function go to run another program; not when it is killed."""
 
 
 class Aggregate:

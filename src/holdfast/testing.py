@@ -60,7 +60,7 @@ class Harness:
     >>> harness.process("a", {}), harness.process("a", {})
     ([{'n': 1}], [{'n': 2}])
     >>> harness.state("n")
-    {'a': 1}
+    {'a': 2}
     """
 
     def __init__(self, function: KeyedProcess, *, backend: str = "heap", now_ms: int = FIRST_MS) -> None:

@@ -31,7 +31,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def spark(cluster: Cluster) -> Iterator[Any]:
     session = make_session(
-        Settings(master=cluster.url, spark={"spark.driver.host": "127.0.0.1", "spark.executor.memory": "512m"}), "cluster"
+        Settings(
+            master=cluster.url, spark={"spark.driver.host": "127.0.0.1", "spark.executor.memory": "512m"}
+        ),
+        "cluster",
     )
     yield session
     session.stop()
@@ -40,7 +43,12 @@ def spark(cluster: Cluster) -> Iterator[Any]:
 def test_every_shard_stays_on_its_executor_and_in_its_worker_for_fifty_epochs(
     cluster: Cluster, spark: Any, tmp_path: Path
 ) -> None:
-    options: dict[str, Any] = {"parallelism": 4, "max_records": 10, "spark": spark, "dir": str(tmp_path / "dir")}
+    options: dict[str, Any] = {
+        "parallelism": 4,
+        "max_records": 10,
+        "spark": spark,
+        "dir": str(tmp_path / "dir"),
+    }
     RECIPE.build(sinks_in(tmp_path / "spark")).run(epochs=30, **options)
     handle = RECIPE.build(sinks_in(tmp_path / "spark")).run(drain=True, **options)
     journal = Journal.at(tmp_path / "dir")

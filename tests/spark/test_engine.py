@@ -35,7 +35,9 @@ EXPECTED = {k: sum(r["v"] for r in DATA if r["k"] == k) for k in range(7)}
 
 def running(sink: hf.Sink, source: hf.Source | None = None, name: str = "running") -> hf.Pipeline:
     p = hf.Pipeline(name)
-    p.read("in", source or hf.records(DATA, per_epoch=20)).key_by("k").process("run", Running()).write("out", sink)
+    p.read("in", source or hf.records(DATA, per_epoch=20)).key_by("k").process("run", Running()).write(
+        "out", sink
+    )
     return p
 
 
@@ -77,7 +79,9 @@ def test_a_handle_reports_waits_and_stops(spark: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["heap", "rocksdb"])
-def test_a_worker_that_was_ended_costs_a_reload_and_no_result(spark: Any, tmp_path: Path, backend: str) -> None:
+def test_a_worker_that_was_ended_costs_a_reload_and_no_result(
+    spark: Any, tmp_path: Path, backend: str
+) -> None:
     sink = hf.memory()
     options: dict[str, Any] = {"spark": spark, "dir": str(tmp_path), "backend": backend}
     journal = Journal.at(tmp_path)
@@ -135,7 +139,9 @@ def test_a_shard_without_its_version_stops_the_run_and_loses_nothing(spark: Any,
 
     running(hf.memory()).run(spark=spark, dir=str(tmp_path), epochs=2)
     shutil.move(str(tmp_path / "state"), str(tmp_path / "away"))
-    with pytest.raises(StateLostError, match=r"\[run\] Shard 0 does not have the version that epoch 2 committed"):
+    with pytest.raises(
+        StateLostError, match=r"\[run\] Shard 0 does not have the version that epoch 2 committed"
+    ):
         running(hf.memory()).run(spark=spark, dir=str(tmp_path), drain=True)
     shutil.rmtree(tmp_path / "state")
     shutil.move(str(tmp_path / "away"), str(tmp_path / "state"))
@@ -144,7 +150,9 @@ def test_a_shard_without_its_version_stops_the_run_and_loses_nothing(spark: Any,
     assert last_totals(sink) == EXPECTED
 
 
-def test_an_exception_of_the_users_ends_the_run_with_their_traceback_and_no_jvm(spark: Any, tmp_path: Path) -> None:
+def test_an_exception_of_the_users_ends_the_run_with_their_traceback_and_no_jvm(
+    spark: Any, tmp_path: Path
+) -> None:
     class Fails(hf.KeyedProcess):
         def process(self, key: Any, record: Row, ctx: hf.Context) -> Any:
             raise ValueError("no good")
@@ -171,7 +179,9 @@ def test_a_driver_that_was_replaced_ends(spark: Any, tmp_path: Path) -> None:
 
 def test_sessions_that_break_the_engine_are_refused_at_once() -> None:
     assert problems({}, cluster=False) == []
-    assert len(problems({"spark.python.worker.reuse": "false", "spark.speculation": "true"}, cluster=False)) == 2
+    assert (
+        len(problems({"spark.python.worker.reuse": "false", "spark.speculation": "true"}, cluster=False)) == 2
+    )
     assert "reduceLocality" in problems({}, cluster=True)[0]
 
     class Connect:

@@ -25,7 +25,11 @@ def sinks_in(folder: Path) -> dict[str, hf.Sink]:
 
 def bytes_in(folder: Path) -> dict[str, bytes]:
     """Every visible file below a folder."""
-    files = [p for p in sorted(folder.rglob("*")) if p.is_file() and not any(x[0] in "._" for x in p.relative_to(folder).parts)]
+    files = [
+        p
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and not any(x[0] in "._" for x in p.relative_to(folder).parts)
+    ]
     return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
 

@@ -143,3 +143,26 @@ def test_declared_python_types_are_arrow_types() -> None:
     assert arrow_schema({"a": int}) == pa.schema({"a": pa.int64()})
     with pytest.raises(PipelineError, match="is not a type"):
         arrow_type(object)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.int64(), 0.5),
+        (pa.int32(), decimal.Decimal("1.5")),
+        (pa.timestamp("us"), dt.datetime(2024, 1, 1, tzinfo=SEOUL)),
+        (pa.struct([("a", pa.int64())]), {"a": 1, "b": 2}),
+        (pa.list_(pa.int64()), [1, 0.5]),
+        (pa.float32(), 1e300),
+        (pa.string(), 5),
+    ],
+    ids=str,
+)
+def test_no_value_is_changed_on_its_way_into_a_column(kind: pa.DataType, value: Any) -> None:
+    with pytest.raises(SchemaError, match="does not fit its type"):
+        to_table([{"c": value}], pa.schema({"c": kind}))
+
+
+def test_a_record_without_any_field_is_not_lost_in_silence() -> None:
+    with pytest.raises(SchemaError, match="no fields at all"):
+        to_table([{}], None)

@@ -153,7 +153,7 @@ def test_distinct_values_are_counted_about_right() -> None:
 
 
 class Span(hf.Aggregate):
-    accumulator = {"low": int, "high": int}
+    accumulator = pa.struct([("low", pa.int64()), ("high", pa.int64())])
     result_type = int
 
     def create(self) -> Row:
@@ -393,3 +393,53 @@ def test_randomness_and_ids_are_the_same_when_an_epoch_is_run_again() -> None:
     outs = [run(lambda s: s.key_by("k").process("dice", Dice()), data, parallelism=n) for n in (1, 2, 3)]
     assert outs[0] == outs[1] == outs[2]
     assert len({r["id"] for r in outs[0]}) == 50
+
+
+def test_writing_the_same_value_again_renews_its_ttl_on_either_backend() -> None:
+    class Open(hf.KeyedProcess):
+        status = hf.ValueState(str, default="closed", ttl="10s")
+
+        def process(self, key: str, record: Row, ctx: hf.Context) -> Any:
+            before = self.status.value
+            self.status.value = "open"
+            yield {"before": before}
+
+    for backend in ("heap", "rocksdb"):
+        harness = hf.testing.Harness(Open(), backend=backend)
+        seen = []
+        for _ in range(4):
+            seen.append(harness.process("a", {})[0]["before"])
+            harness.advance(6_000)
+        assert seen == ["closed", "open", "open", "open"]
+
+
+def test_a_state_cannot_be_replaced_by_a_value() -> None:
+    class Wrong(hf.KeyedProcess):
+        total = hf.ValueState(int, default=0)
+
+        def process(self, key: Any, record: Row, ctx: hf.Context) -> Any:
+            self.total = 5
+
+    with pytest.raises(PipelineError, match=r"self.total is a state") as caught:
+        run(lambda s: s.key_by("n").process("wrong", Wrong()), [{"n": 1}])
+    assert "self.total.value = " in str(caught.value)
+
+
+def test_redacted_errors_show_nothing_of_the_data() -> None:
+    from holdfast.data.shown import hide_values
+    from holdfast.engine.calls import user_error
+    from holdfast.plan.graph import Node
+
+    hide_values(True)
+    try:
+        error = ValueError("secret 42")
+        text = str(
+            user_error(error, Node(0, "map", "m", None), {"card": "secret"}, redact=True, key="secret")
+        )
+        with pytest.raises(SchemaError) as caught:
+            run(lambda s: s.map(lambda r: {"x": "secret"}, schema={"x": int}), [{"n": 1}])
+    finally:
+        hide_values(False)
+    assert "secret" not in text
+    assert "[m] ValueError: (redacted)" in text
+    assert "does not fit" in str(caught.value)

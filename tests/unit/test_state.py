@@ -227,6 +227,20 @@ def test_old_versions_are_deleted_and_the_chain_stays_short(backend: str, tmp_pa
     assert manifest.live["total"] == 150
 
 
+def test_a_new_base_is_there_for_a_worker_that_starts_right_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.state.rocksdb.BASE_AFTER_DELTAS", 3)
+    shard = Shard("rocksdb", tmp_path)
+    for i in range(12):
+        shard.write(total={f"k{i}": float(i)})
+        assert shard.seen("total", f"k{i}") == float(i)
+        shard.restart()
+        assert shard.seen("total", "k0") == 0.0
+        assert shard.read()["total"] == {f"k{j}": float(j) for j in range(i + 1)}
+    assert any(p.name.startswith("b-") for p in tmp_path.iterdir())
+
+
 WRITES = st.dictionaries(
     st.sampled_from("abcdef"),
     st.one_of(

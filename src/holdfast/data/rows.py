@@ -18,6 +18,8 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.data import schemas
+from holdfast.data.exact import MISFITS, exact_array
+from holdfast.data.shown import shown
 from holdfast.errors import SchemaError
 
 Row = dict[str, Any]
@@ -112,7 +114,7 @@ def _columns(rows: Sequence[Row], names: list[str]) -> list[list[Any]]:
         extra = [name for name in row if name not in known]
         if extra:
             raise SchemaError(
-                f"A record has the field {extra[0]!r}, which its schema does not: {_cut(row)}",
+                f"A record has the field {extra[0]!r}, which its schema does not: {shown(row)}",
                 remedy=f"Declare schema= with this field on the operator that makes it; now it has {names}.",
             )
     return [[row.get(name) for row in rows] for name in names]
@@ -124,6 +126,11 @@ def _inferred(rows: Sequence[Row]) -> pa.Table:
         if not isinstance(row, dict):
             raise _not_a_record(rows)
         names.update(dict.fromkeys(row))
+    if rows and not names:
+        raise SchemaError(
+            "A record has no fields at all: {}.",
+            remedy="Use filter to drop records; give what remains a field.",
+        )
     arrays = []
     for name in names:
         values = [row.get(name) for row in rows]
@@ -142,7 +149,7 @@ def _infer_array(name: str, values: list[Any], rows: Sequence[Row]) -> pa.Array:
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
         row = next((r for r in rows if r.get(name) is not None), {})
         raise SchemaError(
-            f"The values of field {name!r} have no common Arrow type ({error}); one record: {_cut(row)}",
+            f"The values of field {name!r} have no common Arrow type ({error}); one record: {shown(row)}",
             remedy="Return one type for this field, or declare schema= on the operator that makes it.",
         ) from None
 
@@ -151,30 +158,21 @@ def _array(values: list[Any], field: pa.Field, rows: Sequence[Row]) -> pa.Array:
     if schemas.is_open(field.type):
         found = _infer_array(field.name, values, rows)
         settled = schemas.unify([pa.schema([field]), pa.schema([pa.field(field.name, found.type)])])
-        return (
-            found
-            if settled.field(0).type.equals(found.type)
-            else pa.array(values, type=settled.field(0).type)
-        )
+        kind = settled.field(0).type
+        return found if kind.equals(found.type) else exact_array(values, kind)
     try:
-        return pa.array(values, type=field.type)
-    except (
-        pa.ArrowInvalid,
-        pa.ArrowTypeError,
-        pa.ArrowNotImplementedError,
-        OverflowError,
-        TypeError,
-    ) as error:
+        return exact_array(values, field.type)
+    except MISFITS as error:
         raise _misfit(values, field, error) from None
 
 
 def _misfit(values: list[Any], field: pa.Field, error: Exception) -> SchemaError:
     for value in values:
         try:
-            pa.array([value], type=field.type)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, TypeError):
+            exact_array([value], field.type)
+        except MISFITS:
             return SchemaError(
-                f"The value {_cut(value)} of field {field.name!r} does not fit its type {field.type}.",
+                f"The value {shown(value)} of field {field.name!r} does not fit its type {field.type}.",
                 remedy="Convert it in the function, or declare schema= with a wider type.",
             )
     return SchemaError(f"Field {field.name!r} does not fit its type {field.type}: {error}")
@@ -183,7 +181,7 @@ def _misfit(values: list[Any], field: pa.Field, error: Exception) -> SchemaError
 def _not_a_record(rows: Sequence[Any]) -> SchemaError:
     wrong = next((r for r in rows if not isinstance(r, dict)), None)
     return SchemaError(
-        f"A record must be a dict, not {type(wrong).__name__}: {_cut(wrong)}",
+        f"A record must be a dict, not {type(wrong).__name__}: {shown(wrong)}",
         remedy="Yield or return dicts; a function that yields must yield whole records.",
     )
 
@@ -247,8 +245,3 @@ def copy_value(value: Any) -> Any:
     if isinstance(value, list):
         return [copy_value(v) for v in value]
     return value
-
-
-def _cut(value: Any, limit: int = 200) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else text[: limit - 1] + "…"

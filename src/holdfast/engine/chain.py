@@ -64,7 +64,10 @@ class _Rows:
         }[node.kind]
 
     def push(self, batch: Batch) -> None:
-        rows = batch.rows()
+        try:
+            rows = batch.rows()
+        except SchemaError as error:
+            raise error.at(self._node.uid, self._node.where) from None
         iterator = iter(rows)
         try:
             out = self._run(iterator)

@@ -21,7 +21,7 @@ from holdfast.data import schemas
 from holdfast.data.rows import canonical, copy_value, to_rows, to_table
 from holdfast.engine.aggregate import Parts, key_columns_of, partial_edge
 from holdfast.engine.batch import Batch, SchemaBook
-from holdfast.engine.calls import reached, user_error
+from holdfast.engine.calls import LOOP_FILE, reached, user_error
 from holdfast.engine.chain import KEY, key_names, keys_in
 from holdfast.engine.exchange import GROUP
 from holdfast.errors import HoldfastError
@@ -189,7 +189,8 @@ def _loop_source(plain: int, others: int) -> Callable[..., Any]:
     """The loop over records, written for so many states.
 
     Committed values are looked up for all keys in one C loop (`map`); a plain value is put into its handle
-    before the call and taken out after it, with no call of ours in between.
+    before the call and taken out after it, with no call of ours in between. A write counts if the value is
+    another one by `!=`, never by identity, which a reload would change; NaN is NaN.
     """
     args = [f"h{i}, c{i}, t{i}, d{i}" for i in range(plain)] + [f"o{i}" for i in range(others)]
     lines = [
@@ -210,7 +211,7 @@ def _loop_source(plain: int, others: int) -> Callable[..., Any]:
     for i in range(plain):
         lines += [
             f"      w = h{i}.value",
-            f"      if w is not v{i} or h{i}.gone:",
+            f"      if (w is not v{i} and w != v{i} and (w == w or v{i} == v{i})) or h{i}.gone:",
             f"        if h{i}.gone:",
             f"          h{i}.gone = False",
             f"          if w is d{i}: w = GONE",
@@ -219,7 +220,7 @@ def _loop_source(plain: int, others: int) -> Callable[..., Any]:
     lines += [f"      o{i}.flush()" for i in range(others)]
     lines += ["  return loop"]
     scope: dict[str, Any] = {"repeat": repeat}
-    exec("\n".join(lines), scope)
+    exec(compile("\n".join(lines), LOOP_FILE, "exec"), scope)
     made: Callable[..., Any] = scope["make"]
     return made
 

@@ -7,6 +7,7 @@ be run again by Spark, and fail again.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import os
@@ -20,6 +21,7 @@ import msgspec
 import psutil
 import pyarrow as pa
 
+from holdfast.data.shown import hide_values
 from holdfast.engine.batch import Batch, SchemaBook
 from holdfast.engine.chain import Chain, Shape, key_names
 from holdfast.engine.exchange import Control, Inbox, by_key_group, control_blob
@@ -51,6 +53,7 @@ Sent = tuple[int, bytes]
 
 def run_source_task(program: Program, task: SourceTask, where: Where) -> list[Sent]:
     """Read a task's ranges, run their chains, and send records, control records and a report."""
+    hide_values(program.redact)
     header = msgspec.msgpack.decode(task.header, type=Header)
     attempt = f"{header.epoch:08d}-{header.generation}{header.attempt}-src{task.number}-{where.attempt}"
     report = Report(
@@ -161,6 +164,9 @@ class Shards:
     def close(self) -> None:
         for state in self._states.values():
             state.close()
+        for operator in self._operators.values():
+            with contextlib.suppress(Exception):
+                operator.close()
         self._states = {}
         self._operators = {}
 
@@ -169,6 +175,7 @@ def run_shard_task(
     program: Program, stage: Stage, shard: int, blobs: Iterable[bytes], where: Where, shards: Shards
 ) -> tuple[list[Sent], list[bytes]]:
     """Apply an epoch to a shard: what it sends on, and the reports it has for the driver."""
+    hide_values(program.redact)
     started = time.perf_counter()
     inbox = Inbox(blobs)
     uid = program.uid(stage)

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from holdfast.data.shown import shown
 from holdfast.errors import BadRecordError, PipelineError
 
 DEAD_LETTER = "dead_letter"
@@ -88,7 +89,7 @@ class Reading:
         place = file if line is None else f"{file}, line {line}"
         if self.policy == "fail":
             raise BadRecordError(
-                f"A record can't be read at {place}: {reason}; it is {record[:200]!r}.",
+                f"A record can't be read at {place}: {reason}; it is {shown(record)}.",
                 uid=self.uid,
                 remedy='Mend the file, or choose on_bad_record="skip" or "dead_letter".',
             )

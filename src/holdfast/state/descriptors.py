@@ -106,8 +106,8 @@ class ListState(State):
     ...         yield {"key": key, "seen": list(self.seen)}
     >>> harness = hf.testing.Harness(Last())
     >>> harness.process("a", {"v": 1})
-    ... harness.process("a", {"v": 2})
     [{'key': 'a', 'seen': [1]}]
+    >>> harness.process("a", {"v": 2})
     [{'key': 'a', 'seen': [1, 2]}]
     """
 

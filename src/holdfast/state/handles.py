@@ -44,17 +44,20 @@ class PlainValue:
 
 
 class NestedValue:
-    """A value with lists or dicts in it: copied when it is first looked at, stored if it came out different."""
+    """A value with lists or dicts in it, or with a TTL: copied when it is first looked at.
 
-    __slots__ = ("_key", "_loaded", "_table", "_value")
+    It is stored if it came out different; with a TTL also if the same was assigned again, which renews it.
+    """
+
+    __slots__ = ("_assigned", "_key", "_loaded", "_table", "_value")
 
     def __init__(self, table: ValueTable) -> None:
         self._table = table
-        self._loaded = False
+        self._loaded = self._assigned = False
 
     def bind(self, key: Any) -> None:
         self._key = key
-        self._loaded = False
+        self._loaded = self._assigned = False
 
     @property
     def value(self) -> Any:
@@ -67,7 +70,7 @@ class NestedValue:
     @value.setter
     def value(self, value: Any) -> None:
         self._value = value
-        self._loaded = True
+        self._loaded = self._assigned = True
 
     def clear(self) -> None:
         """Forget the key's value."""
@@ -81,6 +84,8 @@ class NestedValue:
         if self._value is GONE:
             if stored is not MISSING:
                 self._table.changes[self._key] = GONE
+        elif self._assigned and self._table.spec.ttl_ms is not None:
+            self._table.changes[self._key] = copy_value(self._value)
         elif stored is MISSING and self._value == self._table.spec.default:
             return
         elif stored is MISSING or stored != self._value:
@@ -194,5 +199,6 @@ def handle_for(state: State, table: Table) -> Handle:
     """The handle for a declared state over its table."""
     if isinstance(table, ValueTable):
         assert isinstance(state, ValueState)
-        return PlainValue(table) if is_immutable(state.value_type) else NestedValue(table)
+        plain = is_immutable(state.value_type) and state.ttl_s is None
+        return PlainValue(table) if plain else NestedValue(table)
     return MapEntries(table) if state.kind == "map" else ListEntries(table)

@@ -290,12 +290,15 @@ class RocksState(ShardState):
         """Make what is committed the new base, once the deltas since the last one are many or large."""
         manifest = self._pending
         if manifest is None or (
-            manifest.size_bytes < BASE_AFTER_BYTES and len(manifest.files) < BASE_AFTER_DELTAS
+            manifest.delta_bytes < BASE_AFTER_BYTES and len(manifest.files) < BASE_AFTER_DELTAS
         ):
             return
         name = f"b-{manifest.epoch}-{secrets.token_hex(6)}"
         rd.Checkpoint(self.db).create_checkpoint(str(self._folder.path / name))
-        self._pending = msgspec.structs.replace(manifest, base=name, files=[])
+        size = sum(f.stat().st_size for f in (self._folder.path / name).iterdir())
+        self._pending = msgspec.structs.replace(manifest, base=name, base_bytes=size, files=[])
+        # The same version in other files; before the old ones go, the manifest on disk must name the new.
+        self._folder.write_manifest(self._pending)
 
     def _harvest(self) -> None:
         """Deltas are not merged here: they end in the next base."""

@@ -178,6 +178,7 @@ class ShardState(abc.ABC):
             states=[s.name for s in self.specs],
             schemas={**({} if before is None else before.schemas), **_schemas_of(changed)},
             base=None if before is None else before.base,
+            base_bytes=0 if before is None else before.base_bytes,
             live=self._live(),
         )
         self._folder.write_manifest(self._pending)

@@ -21,7 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from holdfast.data.exact import MISFITS, exact_array
 from holdfast.data.rows import column_values
+from holdfast.data.shown import shown
 from holdfast.errors import StateError
 
 _COUNTED = 10_000
@@ -264,16 +266,15 @@ def encode_values(values: list[Any], spec: TableSpec, keys: list[Any], uid: str)
 
 
 def _array(values: list[Any], kind: pa.DataType, spec: TableSpec, keys: list[Any], uid: str) -> pa.Array:
-    wrong = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, TypeError)
     try:
-        return pa.array(values, type=kind)
-    except wrong as error:
+        return exact_array(values, kind)
+    except MISFITS as error:
         for key, value in zip(keys, values, strict=True):
             try:
-                pa.array([value], type=kind)
-            except wrong:
+                exact_array([value], kind)
+            except MISFITS:
                 raise StateError(
-                    f"State {spec.name!r} is declared as {kind}, but key {key!r} was given {value!r}.",
+                    f"State {spec.name!r} is declared as {kind}, but key {shown(key)} was given {shown(value)}.",
                     uid=uid,
                     remedy="Convert the value before you store it, or declare the state with a type that fits.",
                 ) from None
