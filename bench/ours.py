@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--case", required=True)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--backend", default="heap")
-    parser.add_argument("--rows", type=int, default=500_000)
+    parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--keys", type=int, default=100_000)
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=3)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,34 +37,17 @@ class Size:
 
     rounds: int
     files: int
-    rows: int
-    small_files: int
-    small_rows: int
+    peer_files: int
     grown_keys: int
     growth_epochs: int
     empty_epochs: int
 
 
-FULL = Size(
-    rounds=3,
-    files=12,
-    rows=500_000,
-    small_files=12,
-    small_rows=20_000,
-    grown_keys=10_000_000,
-    growth_epochs=14,
-    empty_epochs=40,
-)
-QUICK = Size(
-    rounds=1,
-    files=6,
-    rows=500_000,
-    small_files=6,
-    small_rows=20_000,
-    grown_keys=1_000_000,
-    growth_epochs=8,
-    empty_epochs=20,
-)
+FULL = Size(rounds=3, files=16, peer_files=5, grown_keys=10_000_000, growth_epochs=14, empty_epochs=40)
+QUICK = Size(rounds=1, files=8, peer_files=3, grown_keys=1_000_000, growth_epochs=8, empty_epochs=20)
+FILE_ROWS = 500_000
+OUR_EPOCH = 1_000_000
+"""Epochs are as large as suits each side best: ours two files, the peers' as `peer_sides` says."""
 
 
 @dataclass
@@ -104,9 +87,8 @@ def ours(case: str, **options: Any) -> dict[str, Any]:
     return found
 
 
-def events(size: Size, small: bool) -> Path:
-    """The workload's folder, made if it is not there."""
-    files, rows = (size.small_files, size.small_rows) if small else (size.files, size.rows)
+def events(files: int, rows: int = FILE_ROWS) -> Path:
+    """A folder of the workload, made if it is not there."""
     folder = DATA / f"{files}x{rows}"
     say(f"events in {folder.relative_to(ROOT)}")
     make_events(folder, files, rows, KEYS, SEED)
@@ -117,32 +99,23 @@ Side = Callable[[], dict[str, Any]]
 
 
 def peer_sides(case: str, size: Size, peers: tuple[str, ...]) -> dict[str, list[Side]]:
-    """What each peer runs for a case: all its modes, of which the best counts."""
+    """What each peer runs for a case: all its modes, of which the best counts, at the epoch that suits each."""
+    n = size.peer_files
+    wanted: dict[tuple[str, str], list[tuple[str, int, int]]] = {
+        ("keyed-python", "structured-streaming"): [("row", 500_000, 3), ("pandas", 20_000, n)],
+        ("keyed-python", "pyflink"): [("thread", 100_000, 5), ("process", 20_000, n)],
+        ("keyed-python", "bytewax"): [("no-recovery", 500_000, 5)],
+        ("aggregate", "structured-streaming"): [("hdfs", 2_000_000, n), ("rocksdb", 2_000_000, n)],
+    }
     sides: dict[str, list[Side]] = {}
-    if case == "keyed-python":
-        if "structured-streaming" in peers:
-            small = events(size, small=True)
-            sides["structured-streaming"] = [
-                lambda m=m: run_peer("structured-streaming", case, mode=m, data=small)
-                for m in ("row", "pandas")
-            ]
-        if "pyflink" in peers:
-            small = events(size, small=True)
-            sides["pyflink"] = [
-                lambda m=m: run_peer("pyflink", case, mode=m, data=small) for m in ("thread", "process")
-            ]
-        if "bytewax" in peers:
-            large = events(size, small=False)
-            sides["bytewax"] = [
-                lambda: run_peer("bytewax", case, mode="no-recovery", data=large, files=min(size.files, 6))
-            ]
-    if case == "aggregate" and "structured-streaming" in peers:
-        large = events(size, small=False)
-        sides["structured-streaming"] = [
-            lambda m=m: run_peer("structured-streaming", case, mode=m, data=large)
-            for m in ("hdfs", "rocksdb")
-        ]
+    for (of, peer), modes in wanted.items():
+        if of == case and peer in peers:
+            sides[peer] = [_side(peer, case, mode, events(files, rows)) for mode, rows, files in modes]
     return sides
+
+
+def _side(peer: str, case: str, mode: str, data: Path) -> Side:
+    return lambda: run_peer(peer, case, mode=mode, data=data)
 
 
 ASKED = {
@@ -156,7 +129,7 @@ LIMIT_ASKED = {"keyed-python": 0.5, "aggregate": 0.2}
 
 def throughput_cases(case: str, size: Size, peers: tuple[str, ...]) -> list[Case]:
     """Records a second: us, the limit and the peers, in turns."""
-    data = events(size, small=False)
+    data = events(size.files)
     sides = peer_sides(case, size, peers)
     mine: list[dict[str, Any]] = []
     limits: list[int] = []
@@ -164,7 +137,7 @@ def throughput_cases(case: str, size: Size, peers: tuple[str, ...]) -> list[Case
     failed: dict[str, str] = {}
     for number in range(size.rounds):
         say(f"{case}, round {number + 1} of {size.rounds}")
-        mine.append(ours(case, data=data, rows=size.rows))
+        mine.append(ours(case, data=data, rows=OUR_EPOCH))
         limits.append(
             measure_limit(case, event_files(data), function="bench.pipelines:Balance.process").records_per_s
         )
@@ -303,9 +276,12 @@ def run(argv: list[str]) -> None:
     parser.add_argument("--quick", action="store_true", help="one round, smaller growth")
     parser.add_argument("--peers", default=",".join(PEER_NAMES), help="which peers, with commas; '' for none")
     parser.add_argument("--cases", default=",".join(CASES), help="which cases, with commas")
+    parser.add_argument("--rounds", type=int, help="how often each side is run")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
     chosen = parser.parse_args(argv)
     size = QUICK if chosen.quick else FULL
+    if chosen.rounds:
+        size = replace(size, rounds=chosen.rounds)
     peers = tuple(p for p in chosen.peers.split(",") if p)
     unknown = [p for p in peers if p not in PEER_NAMES] + [
         c for c in chosen.cases.split(",") if c not in CASES
@@ -325,7 +301,7 @@ def run(argv: list[str]) -> None:
     report = {"machine": machine(), "size": asdict(size), "cases": [asdict(c) for c in found]}
     (ROOT / ".bench").mkdir(exist_ok=True)
     (ROOT / ".bench" / "throughput.json").write_text(json.dumps(report, indent=1))
-    print(json.dumps(report) if chosen.json else table(found))
+    print(json.dumps(report) if chosen.json else table(found) + "\n\n" + durable(found))
 
 
 def machine() -> dict[str, Any]:
@@ -355,3 +331,13 @@ def table(cases: list[Case]) -> str:
             f"{c.asked}{'' if c.met else ' — missed'} |"
         )
     return "\n".join(lines)
+
+
+def durable(cases: list[Case]) -> str:
+    """What each side makes durable: to be read beside the figures."""
+    said = {"holdfast": next((c.ours_durable for c in cases if c.ours_durable), "")}
+    for c in cases:
+        if c.theirs_durable and not c.case.startswith("growth"):
+            mode = f" ({c.detail['mode']})" if "mode" in c.detail else ""
+            said[f"{c.peer}{mode}, {c.case}"] = c.theirs_durable
+    return "Durable: " + "; ".join(f"**{who}**: {what}" for who, what in said.items()) + "."

@@ -24,7 +24,12 @@ MISFITS = (
 )
 """What `exact_array` raises for values that don't fit."""
 
-_CANT_GO_WRONG: dict[pa.DataType, set[type]] = {pa.float64(): {float, int}, pa.int64(): {int}, pa.string(): {str}, pa.bool_(): {bool}}
+_CANT_GO_WRONG: dict[pa.DataType, set[type]] = {
+    pa.float64(): {float, int},
+    pa.int64(): {int},
+    pa.string(): {str},
+    pa.bool_(): {bool},
+}
 
 
 def exact_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:

@@ -24,6 +24,8 @@ from holdfast.plan import graph as g
 from holdfast.plan.stages import Exchange, Stage, Stages, takers
 from holdfast.state.keygroups import check_key_type, groups_of, key_groups
 
+_COMBINED_ROWS = 1_000_000
+"""So many records are held before they are combined: fewer, larger steps cost less."""
 KEY = "__key"
 """Columns that carry the key through an exchange where it is a function of the record."""
 
@@ -162,6 +164,8 @@ class ToExchange:
         )
         self.edge = f"{target.uid}<{exchange.order}"
         self._parts: list[pa.Table] = []
+        self._partials: list[pa.Table] = []
+        self._rows = 0
         self._combiner = Combiner.of(target, exchange.key, redact)
         self._sequence = 0
         self.blobs: list[tuple[int, bytes]] = []
@@ -177,11 +181,20 @@ class ToExchange:
             keys = self._keys_of(rows)
             batch = Batch(rows=rows)
         table = self._with_keys(self._book.table(self.edge, batch), keys)
-        if self._combiner is not None:
-            with self._naming_target():
-                table = self._combiner.partial(table)
-            self._book.note(partial_edge(self.edge), table.schema)
         self._parts.append(table)
+        self._rows += table.num_rows
+        if self._combiner is not None and self._rows >= _COMBINED_ROWS:
+            self._combine(self._combiner)
+
+    def _combine(self, combiner: Combiner) -> None:
+        """Make partial results of the records that have come since the last time."""
+        records, self._parts, self._rows = self._parts, [], 0
+        if records:
+            with self._naming_target():
+                self._partials.append(
+                    combiner.partial(pa.concat_tables(records, promote_options="permissive"))
+                )
+            self._book.note(partial_edge(self.edge), self._partials[-1].schema)
 
     def _keys_of(self, rows: list[Any]) -> list[Any]:
         key = self._exchange.key
@@ -224,6 +237,9 @@ class ToExchange:
             if made:
                 table = self._book.table(partial_edge(self.edge), Batch(rows=made))
                 self._parts.append(self._with_keys(table, keys))
+        elif self._combiner is not None:
+            self._combine(self._combiner)
+            self._parts, self._partials = self._partials, []
         if not self._parts:
             return
         table = (
@@ -231,8 +247,8 @@ class ToExchange:
             if len(self._parts) > 1
             else self._parts[0]
         )
-        self._parts = []
-        if self._combiner is not None and not self._combiner.by_record:
+        several, self._parts, self._rows = len(self._parts) > 1, [], 0
+        if self._combiner is not None and not self._combiner.by_record and several:
             with self._naming_target():
                 table = self._combiner.merged(table)
         columns = self._key_columns(table)

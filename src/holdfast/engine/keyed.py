@@ -29,6 +29,7 @@ from holdfast.functions import Context, KeyedProcess
 from holdfast.plan import graph as g
 from holdfast.state.descriptors import declared_states
 from holdfast.state.handles import Entries, NestedValue, PlainValue, handle_for, spec_of
+from holdfast.state.keygroups import key_groups
 from holdfast.state.shard import ShardState
 from holdfast.state.tables import GONE, MISSING, TableSpec, ValueTable
 
@@ -241,18 +242,11 @@ class _Aggregate(Operator):
     def apply(self, work: Work) -> None:
         table, key, state = work.table, work.key, work.state
         names = key_columns_of(key, table.schema)
-        order = pa.chunked_array([pa.array(work.groups)])
         merged = self._parts.merged(table, names, self.redact)
-        if merged.num_rows != table.num_rows:
-            order = (
-                table.append_column("__g", order)
-                .group_by(names, use_threads=False)
-                .aggregate([("__g", "min")])["__g_min"]
-            )
         keys = keys_in(merged, names)
         kept = state.tables[STATE]
         assert isinstance(kept, ValueTable)
-        state.prefetch(keys, order.to_numpy())
+        state.prefetch(keys, key_groups([merged[n] for n in names], state.place.key_groups))
         kinds = [kept.spec.value_type.field(i).type for i in range(kept.spec.value_type.num_fields)]
         new = [_flat(merged[n]).cast(t) for n, t in zip(self._parts.names, kinds, strict=True)]
         known, old = kept.find(keys)

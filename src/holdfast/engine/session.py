@@ -24,6 +24,7 @@ WANTED = {
     "spark.shuffle.reduceLocality.enabled": "false",
     "spark.shuffle.compress": "false",
     "spark.shuffle.spill.compress": "false",
+    "spark.buffer.size": str(1 << 20),
     "spark.locality.wait": "10s",
     "spark.speculation": "false",
     "spark.dynamicAllocation.enabled": "false",
