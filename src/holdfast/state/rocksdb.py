@@ -22,6 +22,7 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +71,10 @@ class _Values(ValueTable):
         self.count = 0
 
     def prefetch_groups(self, keys: list[Any], groups: list[int]) -> None:
-        wanted = [k for k in keys if k not in self.view]
-        names = [
-            entry_key(g, self.number, k) for k, g in zip(keys, groups, strict=True) if k not in self.view
-        ]
+        pairs = zip(keys, groups, strict=True)
+        named = [(entry_key(g, self.number, k), k) for k, g in pairs if k not in self.view]
+        named.sort(key=itemgetter(0))  # in the order of the disk, where neighbours share blocks
+        names, wanted = [n for n, _ in named], [k for _, k in named]
         found: Any = self._state.db.get(names)  # type: ignore[arg-type]
         skip = 8 if self.spec.ttl_ms is not None else 0
         decode = self.decode
@@ -409,6 +410,12 @@ def _options(cache_bytes: int) -> rd.Options:
     table = rd.BlockBasedOptions()
     table.set_block_cache(rd.Cache(max(cache_bytes // 2, 8 << 20)))
     table.set_bloom_filter(10, False)
+    # Index and filters in small parts, in the cache like everything else: memory stays within it, and one
+    # look-up does not push a whole file's filter out for the next.
+    table.set_index_type(rd.BlockBasedIndexType.two_level_index_search())
+    table.set_partition_filters(True)
+    table.set_metadata_block_size(4096)
+    table.set_pin_top_level_index_and_filter(True)
     table.set_cache_index_and_filter_blocks(True)
     table.set_pin_l0_filter_and_index_blocks_in_cache(True)
     table.set_format_version(5)
