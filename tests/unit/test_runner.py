@@ -259,6 +259,22 @@ def test_tasks_that_disagree_on_types_settle_on_one() -> None:
     assert [type(r["x"]) for r in out] == [float] * 4
 
 
+@pytest.mark.parametrize("kind", ["aggregate", "reduce"])
+@pytest.mark.parametrize("per_epoch", [1, 2, 4])
+def test_a_field_that_is_null_in_one_task_and_a_number_in_another_is_aggregated_all_the_same(
+    kind: str, per_epoch: int
+) -> None:
+    def stream(s: hf.Stream) -> hf.Stream:
+        keyed = s.map(lambda r: {"k": 1, "v": r["v"]}).key_by("k")
+        if kind == "reduce":
+            return keyed.reduce("r", lambda a, b: {"k": 1, "v": (a["v"] or 0) + (b["v"] or 0)})
+        return keyed.aggregate("r", v=hf.sum("v"))
+
+    data = [{"v": None}, {"v": None}, {"v": 3}, {"v": 4}]
+    for backend in ("heap", "rocksdb"):
+        assert run(stream, data, per_epoch=per_epoch, backend=backend)[-1] == {"k": 1, "v": 7}
+
+
 def test_a_declared_schema_is_kept_from_the_start() -> None:
     out = run(lambda s: s.map(lambda r: {"x": 1}, schema={"x": float, "y": str}), [{"n": 1}])
     assert out == [{"x": 1.0, "y": None}]

@@ -218,10 +218,11 @@ class Parts:
         return result
 
     def _grouped(self, table: pa.Table, keys: list[str], asked: Sequence[tuple[str, str, Any]]) -> pa.Table:
-        table, still_open = _with_types(table, keys)
+        table, typed = _with_types(table, {column for column, _, _ in asked})
         grouped = table.group_by(keys, use_threads=False)
         try:
-            made = grouped.aggregate([(c, f, o) if o is not None else (c, f) for c, f, o in asked])
+            wanted = [(typed.get(c, c), f, o) for c, f, o in asked]
+            made = grouped.aggregate([(c, f, o) if o is not None else (c, f) for c, f, o in wanted])
         except pa.ArrowNotImplementedError as error:
             raise SchemaError(
                 f"A column can't be aggregated like this: {error}",
@@ -231,7 +232,7 @@ class Parts:
         # Arrow puts keys first and the aggregates behind them, in the order they were asked for.
         values = columns[len(keys) :] if made.schema.names[: len(keys)] == keys else columns[: len(asked)]
         kept = [
-            pa.nulls(made.num_rows) if column in still_open and function in _TYPED else value
+            pa.nulls(made.num_rows) if column in typed and function in _TYPED else value
             for (column, function, _), value in zip(asked, values, strict=True)
         ]
         arrays = [made.column(k) for k in keys] + kept
@@ -337,12 +338,13 @@ class Parts:
 _TYPED = ("sum", "min", "max", "first", "last")
 
 
-def _with_types(table: pa.Table, keys: list[str]) -> tuple[pa.Table, set[str]]:
-    """The table with columns that were null so far as numbers, which Arrow can aggregate, and their names."""
-    still_open = {f.name for f in table.schema if pa.types.is_null(f.type) and f.name not in keys}
-    for name in still_open:
-        table = _set(table, name, pa.nulls(table.num_rows, pa.int64()))
-    return table, still_open
+def _with_types(table: pa.Table, columns: set[str]) -> tuple[pa.Table, dict[str, str]]:
+    """The table with a column of numbers for each that was null so far, which Arrow can aggregate; and their names."""
+    still_open = [f.name for f in table.schema if pa.types.is_null(f.type) and f.name in columns]
+    typed = {name: f"__typed_{name}" for name in still_open}
+    for made in typed.values():
+        table = table.append_column(made, pa.nulls(table.num_rows, pa.int64()))
+    return table, typed
 
 
 def _joined(part: _Part, old: pa.Array, new: pa.Array, known: pa.Array) -> pa.Array:

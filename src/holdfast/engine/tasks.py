@@ -21,6 +21,7 @@ import msgspec
 import psutil
 import pyarrow as pa
 
+from holdfast.data.schemas import unify
 from holdfast.data.shown import hide_values
 from holdfast.engine.batch import Batch, SchemaBook
 from holdfast.engine.chain import Chain, Shape, key_names
@@ -229,8 +230,10 @@ def _apply(
     report.attempt = attempt
     tables = inbox.tables()
     schema = stored_schema(node, pinned, len(node.inputs))
-    if schema is None and tables:
-        schema = tables[0][1].schema
+    if tables:
+        table, groups = by_key_group([t for _, t in tables])
+        # Wider than what is pinned, where a field that was open has a value now: then the epoch runs again.
+        schema = table.schema if schema is None else unify([schema, table.schema], node.uid)
     root = where.state_root or program.state_root
     state = shards.state(program, node.uid, shard, operator, schema, os.path.join(root, program.name))
     if state is None:
@@ -251,7 +254,6 @@ def _apply(
     try:
         if tables:
             key = program.stages.exchanges[tables[0][0]].key
-            table, groups = by_key_group([t for _, t in tables])
             report.records_in = table.num_rows
             state.key_types = [table.schema.field(n).type for n in key_names(key, table.schema)]
             context = Context(node.uid, header.epoch, header.now_ms)
