@@ -36,7 +36,10 @@ def bytes_in(folder: Path) -> dict[str, bytes]:
 def run_on_spark(spark: Any, recipe: Recipe, folder: Path, backend: str, fault: str | None) -> Handle:
     """Run a recipe to its end, with one fault on the way if asked."""
     if fault is not None:
-        os.environ["HOLDFAST_FAULT"] = f"{fault}:{folder / 'fault'}"
+        # One name for each kind of fault: a worker pool is keyed by its environment, and pools never end.
+        marker = Path(tempfile.gettempdir()) / f"holdfast-fault-{os.getpid()}-{FAULTS.index(fault)}"
+        marker.unlink(missing_ok=True)
+        os.environ["HOLDFAST_FAULT"] = f"{fault}:{marker}"
         spark.sparkContext.environment["HOLDFAST_FAULT"] = os.environ["HOLDFAST_FAULT"]
     try:
         pipeline = recipe.build(sinks_in(folder / "spark"))
