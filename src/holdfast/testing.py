@@ -33,7 +33,6 @@ from holdfast.plan import graph as g
 from holdfast.plan.stages import Stages
 from holdfast.state.backends import open_state
 from holdfast.state.inspect import read_state, shard_tables
-from holdfast.state.keygroups import key_groups
 from holdfast.state.shard import EMPTY, Place
 from holdfast.state.versions import Folder
 
@@ -274,8 +273,3 @@ def _with_captured(stages: Stages) -> tuple[Stages, dict[str, _Captured]]:
             node = dataclasses.replace(node, body=captured[node.uid])
         nodes.append(node)
     return dataclasses.replace(stages, graph=g.Graph(stages.graph.name, tuple(nodes))), captured
-
-
-def group_of_keys(keys: list[Any], groups: int = 128) -> list[int]:
-    """The key groups of some keys, for tests that want two keys in one shard or in two."""
-    return key_groups([pa.array(keys)], groups).tolist()  # type: ignore[no-any-return]
