@@ -97,6 +97,40 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Block cache and write buffers of one shard's RocksDB."""
     wait_for_executors_s: float = 120.0
     """How long to wait for a cluster to give executors before giving up."""
+    guarantee: str = "exactly_once"
+    """`exactly_once`, or `at_least_once`: output is published before the decision, sooner, and may appear twice."""
+    checkpoint: str = "30s"
+    """When state is backed up: every interval ("30s"), every so many epochs ("10 epochs"), "manual" or "never"."""
+    checkpoint_dir: str | None = None
+    """Where checkpoints go: a folder, or a URL such as s3://bucket/prefix; `<dir>/checkpoints` if unset."""
+    checkpoint_keep: int = 2
+    """So many completed checkpoints are kept; a damaged one falls back to the one before."""
+    checkpoint_timeout_s: float = 600.0
+    """A checkpoint that takes longer has failed."""
+    checkpoint_failures: int = 3
+    """After so many failed checkpoints in a row, `on_checkpoint_failure` applies."""
+    on_checkpoint_failure: str = "go_on"
+    """Then: `go_on`, saying so loudly, or `stop`."""
+    checkpoint_on_stop: bool = True
+    """Whether a clean stop leaves a checkpoint, unless the policy is "manual" or "never"."""
+    storage: dict[str, str] = {}
+    """Options of the checkpoints' store (endpoint, region, …). Credentials are better left to the environment."""
+    on_divergence: str = "stop"
+    """If a replay gives another result than the first run: `stop` or `warn`."""
+    trim_log: bool = True
+    """Whether plans and commits that no kept checkpoint needs are deleted."""
+    take_over: bool = False
+    """Take the pipeline from a driver that still lives: it is fenced off and can change nothing."""
+    restart: str = "exponential"
+    """How a supervisor restarts: "none", "fixed 5s", "exponential 1s 60s" (the first delay, its cap), "rate 5 10m"."""
+    driver_timeout_s: float = 30.0
+    """A supervised driver that is silent for so long is killed and replaced."""
+    executor_timeout_s: float = 30.0
+    """An executor that is silent for so long is taken for dead."""
+    worker_timeout_s: float = 120.0
+    """A Python worker that neither takes nor gives anything for so long is killed; longer than any task computes."""
+    wait_for_home_s: float = 8.0
+    """How long shards wait for an executor on the host that has their state before they are rebuilt elsewhere."""
     redact: bool = False
     """Leave records out of error messages."""
     log_level: str = "WARNING"
@@ -108,12 +142,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 _PARSERS = {
     "interval_s": parse_duration_s,
     "wait_for_executors_s": parse_duration_s,
+    "checkpoint_timeout_s": parse_duration_s,
+    "driver_timeout_s": parse_duration_s,
+    "executor_timeout_s": parse_duration_s,
+    "worker_timeout_s": parse_duration_s,
+    "wait_for_home_s": parse_duration_s,
     "heap_limit_bytes": parse_bytes,
     "rocksdb_cache_bytes": parse_bytes,
 }
 _CHOICES = {
     "backend": ("heap", "rocksdb"),
     "cut": ("interval", "data", "full"),
+    "guarantee": ("exactly_once", "at_least_once"),
+    "on_checkpoint_failure": ("go_on", "stop"),
+    "on_divergence": ("stop", "warn"),
     "log_level": ("DEBUG", "INFO", "WARNING", "ERROR"),
 }
 
@@ -159,7 +201,7 @@ def resolve(
             _take(values, origin, name, value, str(path))
     for name in FIELDS:
         variable = f"HOLDFAST_{name.upper()}"
-        if name not in ("spark", "state_root") and variable in environment:
+        if name not in ("spark", "storage", "state_root") and variable in environment:
             _take(values, origin, name, environment[variable], variable)
     for name, value in (arguments or {}).items():
         if value is not None:
@@ -197,7 +239,7 @@ def _parsed(field: str, value: Any) -> Any:
         return _whole(value)
     if kind == "bool":
         return value if isinstance(value, bool) else str(value).lower() in ("1", "true", "yes", "on")
-    if field == "spark":
+    if field in ("spark", "storage"):
         return dict(_flat(dict(value)))
     return str(value)
 
@@ -224,7 +266,7 @@ def _checked(settings: Settings) -> Settings:
             raise ConfigError(
                 f"{field}={getattr(settings, field)!r} is no choice.", remedy=f"One of: {', '.join(allowed)}."
             )
-    for field in ("max_records", "key_groups"):
+    for field in ("max_records", "key_groups", "checkpoint_keep", "checkpoint_failures"):
         if getattr(settings, field) < 1:
             raise ConfigError(f"{field} must be at least 1.")
     if settings.key_groups > 32768:
