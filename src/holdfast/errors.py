@@ -10,6 +10,7 @@
     ├── SessionError           this Spark session can't carry the engine
     ├── DirectoryError         the pipeline's directory does not belong to this run
     │   ├── IncompatibleError  it holds another pipeline, other uids or other types
+    │   ├── InUseError         another driver lives there
     │   └── FencedError        a newer driver has taken it over
     ├── DataError              the data is not what the pipeline says it is
     │   ├── SchemaError        a record or file does not fit its schema
@@ -18,9 +19,12 @@
     ├── UserCodeError          a function of the user's raised
     ├── StateError             state can't be read, written or held
     │   ├── MemoryLimitError   the heap backend would pass its limit
-    │   └── StateLostError     no host has the version that was committed
+    │   ├── StateLostError     a committed version is on no host and in no checkpoint
+    │   ├── CheckpointError    too many checkpoints in a row have failed
+    │   └── DivergedError      a replay gave another result than the first run
     ├── SinkError              output can't be staged or published
     └── EngineError            a task of ours failed: a disk, a worker, a bug
+        └── JobLostError       Spark gave a job up: executors died again and again
 
 Nothing is lost when one of them is raised: the epoch it struck was not committed, and a restart
 runs the same plan again.
@@ -32,13 +36,17 @@ from typing import Any
 
 __all__ = [
     "BadRecordError",
+    "CheckpointError",
     "ConfigError",
     "DataError",
     "DirectoryError",
+    "DivergedError",
     "EngineError",
     "FencedError",
     "HoldfastError",
+    "InUseError",
     "IncompatibleError",
+    "JobLostError",
     "MemoryLimitError",
     "MissingExtraError",
     "PipelineError",
@@ -155,6 +163,10 @@ class IncompatibleError(DirectoryError):
     """The directory holds another pipeline, other uids or other types."""
 
 
+class InUseError(DirectoryError):
+    """Another driver lives in the directory."""
+
+
 class FencedError(DirectoryError):
     """A newer driver has taken the pipeline over; this one must end."""
 
@@ -196,7 +208,15 @@ class MemoryLimitError(StateError):
 
 
 class StateLostError(StateError):
-    """No host has the version that was committed."""
+    """A committed version is on no host and in no checkpoint."""
+
+
+class CheckpointError(StateError):
+    """Too many checkpoints in a row have failed, and the user chose to stop then."""
+
+
+class DivergedError(StateError):
+    """A replay gave another result than the first run."""
 
 
 class SinkError(HoldfastError):
@@ -209,6 +229,10 @@ class EngineError(HoldfastError):
     """A task of ours failed: a disk, a worker, a bug of ours."""
 
     exit_code = 10
+
+
+class JobLostError(EngineError):
+    """Spark gave a job up, because its executors died again and again."""
 
 
 _BY_NAME = {name: kind for name, kind in list(globals().items()) if name in __all__}

@@ -47,7 +47,7 @@ class Status(msgspec.Struct):
     pid: int
     host: str
     state: str
-    """starting, running, waiting, stopped or failed."""
+    """starting, recovering, running, waiting, stopped or failed."""
     epoch: int = 0
     records: int = 0
     records_per_s: float = 0.0
@@ -56,6 +56,16 @@ class Status(msgspec.Struct):
     state_keys: int = 0
     state_bytes: int = 0
     bad_records: dict[str, int] = {}
+    checkpoint: int = 0
+    """The number of the newest completed checkpoint of this run; 0: none yet."""
+    checkpoint_epoch: int = 0
+    checkpoint_ms: int = 0
+    """When it was completed."""
+    checkpoint_bytes: int = 0
+    checkpoint_new_bytes: int = 0
+    """What was uploaded for it; the store had the rest."""
+    checkpoint_failures: int = 0
+    """Failed checkpoints since then."""
     started_ms: int = 0
     updated_ms: int = 0
     message: str = ""

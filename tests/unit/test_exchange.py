@@ -16,7 +16,7 @@ import holdfast as hf
 from holdfast.config import Settings
 from holdfast.engine.build import build_program, build_stages
 from holdfast.engine.epoch import assign, texts
-from holdfast.engine.exchange import Control, DataHead, Inbox, by_key_group, control_blob, data_blob, divide
+from holdfast.engine.exchange import Control, DataHead, by_key_group, control_blob, data_blob, divide, inboxes
 from holdfast.engine.program import Header, Program, Report, SourceTask, declared_schemas
 from holdfast.engine.tasks import Shards, Where, run_shard_task, run_source_task
 from holdfast.errors import EngineError
@@ -82,7 +82,16 @@ def test_a_shard_that_has_not_heard_everything_changes_nothing(tmp_path: Path, l
 def test_a_channel_that_speaks_twice_is_an_error() -> None:
     control = control_blob(Control("src0", 0, False, b"", []))
     with pytest.raises(EngineError, match="spoke twice"):
-        Inbox([control, control])
+        inboxes([control, control])
+
+
+def test_channels_that_don_t_agree_on_the_barrier_are_an_error() -> None:
+    said = [
+        control_blob(Control(f"src{i}", 0, False, b"", [], 3, barrier)) for i, barrier in enumerate([4, 4, 5])
+    ]
+    inboxes(said[:2])[3].check(2)
+    with pytest.raises(EngineError, match=r"don't agree on the checkpoint under way: \[4, 5\]"):
+        inboxes(said)[3].check(3)
 
 
 def test_a_failed_task_upstream_makes_a_shard_skip_the_epoch(tmp_path: Path) -> None:
@@ -106,5 +115,5 @@ def test_records_are_divided_by_shard_and_stay_in_order_within_a_key_group() -> 
 
 def test_blobs_come_back_in_the_order_of_the_plan() -> None:
     blobs = [data_blob(DataHead(0, 0, upstream, 0), pa.table({"u": [upstream]})) for upstream in (2, 0, 1)]
-    tables = Inbox([*blobs, control_blob(Control("c", 3, False, b"", []))]).tables()
+    tables = inboxes([*blobs, control_blob(Control("c", 3, False, b"", []))])[0].tables()
     assert [t["u"].to_pylist() for _, t in tables] == [[0], [1], [2]]

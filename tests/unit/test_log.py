@@ -72,7 +72,30 @@ def test_a_newer_generation_fences_off_every_older_one(store: LogStore) -> None:
     with pytest.raises(FencedError, match="Epoch 1 was decided by another driver"):
         old.put_commit(commit(1))
     with pytest.raises(FencedError, match="Epoch 1 was planned by another driver"):
-        new.put_plan(plan(1, 2))
+        old.put_plan(plan(1, 2))
+
+
+def test_what_a_driver_of_the_past_recorded_first_holds_for_the_newest_one(store: LogStore) -> None:
+    old, new = Journal(store), Journal(store)
+    old.take()
+    new.take()
+    assert old.put_plan(plan(1)) == plan(1)
+    assert new.put_plan(plan(1, 2)) == plan(1)
+    assert old.put_commit(commit(1)).epoch == 1
+    assert new.put_commit(commit(1)) == old.commit(1)
+
+
+def test_trimming_leaves_the_newest_commit_and_what_comes_after_the_checkpoint(store: LogStore) -> None:
+    journal = Journal(store)
+    for epoch in range(1, 6):
+        journal.put_plan(plan(epoch))
+        journal.put_commit(commit(epoch))
+    assert journal.trim(3) == 3
+    assert journal.epochs() == [4, 5]
+    assert journal.plan(3) is None and journal.plan(4) is not None
+    assert journal.trim(5) == 1
+    assert journal.epochs() == [5]
+    assert journal.plan(5) is not None
 
 
 def test_the_newest_replan_is_the_plan_that_holds(store: LogStore) -> None:

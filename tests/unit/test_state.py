@@ -280,16 +280,38 @@ def test_any_sequence_of_attempts_commits_and_restarts_leaves_what_was_committed
             shutil.rmtree(folder, ignore_errors=True)
 
 
-@given(st.lists(st.integers(0, 3), max_size=60))
-def test_merging_goes_on_until_no_level_has_too_many(levels: list[int]) -> None:
-    files = [DeltaFile(str(i), 1, 0, 1, level) for i, level in enumerate(sorted(levels, reverse=True))]
+def merged_away(files: list[DeltaFile]) -> tuple[list[DeltaFile], int]:
+    """Files after all merges that are due, and how many bytes those wrote."""
+    written = 0
     while (due := pick_merge(files)) is not None:
         start, end = due
-        part = files[start:end]
-        assert len({f.level for f in part}) == 1
-        files[start:end] = [DeltaFile("m", 1, 0, 1, part[0].level + 1)]
-    for level in {f.level for f in files}:
-        assert sum(f.level == level for f in files) < FAN
+        size = sum(f.size_bytes for f in files[start:end])
+        files = [*files[:start], DeltaFile("m", size, 0, 1), *files[end:]]
+        written += size
+    return files, written
+
+
+@given(st.lists(st.integers(1, 1 << 26), max_size=200))
+def test_a_version_has_few_files_and_no_byte_is_merged_often(sizes: list[int]) -> None:
+    files: list[DeltaFile] = []
+    written = 0
+    for size in sizes:
+        files, more = merged_away([*files, DeltaFile("d", size, 0, 1)])
+        written += more
+    tiers = 1 + max((f.tier for f in files), default=0)
+    assert len(files) < FAN * tiers
+    small = len(sizes) * (64 << 10)  # below this size merging again and again costs next to nothing
+    assert written <= FAN * tiers * (sum(sizes) + small)
+
+
+def test_small_changes_to_a_large_state_do_not_rewrite_it() -> None:
+    large, small = 50 << 20, 500 << 10
+    files = [DeltaFile("a", large, 0, 1), DeltaFile("b", large, 0, 1)]
+    total = 0
+    for _ in range(20):
+        files, written = merged_away([*files, DeltaFile("d", small, 0, 1)])
+        total += small + written
+    assert total / 20 < 0.05 * (2 * large)
 
 
 def test_merging_keeps_the_newest_of_each_entry_and_null_is_a_key() -> None:

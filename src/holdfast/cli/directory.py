@@ -14,7 +14,7 @@ from holdfast.log.records import Identity
 from holdfast.metrics import Status, read_status
 
 ALIVE, DEAD, ELSEWHERE = "alive", "dead", "elsewhere"
-LIVING = ("starting", "running", "waiting")
+LIVING = ("starting", "recovering", "running", "waiting")
 """The states of a run that has not ended, as it told them."""
 
 

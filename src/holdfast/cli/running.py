@@ -19,6 +19,7 @@ from holdfast.engine.handle import run as run_pipeline
 from holdfast.errors import DirectoryError
 from holdfast.metrics import EpochFacts, Status
 from holdfast.pipeline import Pipeline
+from holdfast.supervise.heartbeat import start_heartbeat
 
 Listener = Callable[[Status, EpochFacts | None], None]
 
@@ -27,6 +28,7 @@ def run_reported(
     pipeline: Pipeline, settings: Settings, reporter: Reporter, listener: Listener | None = None
 ) -> None:
     """Run until stopped, drained or done; the reporter hears it all, and how it ended."""
+    start_heartbeat()
     start_log(settings.log_level)
     noise = SparkNoise(Path(settings.dir or f".holdfast/{pipeline.name}"))
     tell = listener or reporter.hear

@@ -74,6 +74,8 @@ def build_program(stages: Stages, settings: Settings, parallelism: int, director
         heap_limit_bytes=settings.heap_limit_bytes,
         rocksdb_cache_bytes=settings.rocksdb_cache_bytes,
         redact=settings.redact,
+        checkpoint_url=settings.checkpoint_dir or f"{directory}/checkpoints",
+        storage=settings.storage,
     )
 
 

@@ -6,7 +6,7 @@ Ends in sinks and exchanges. Built anew for each attempt from the stages of the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,6 +43,9 @@ class Fan:
 
     def __init__(self, steps: list[Step]) -> None:
         self._steps = steps
+
+    def __len__(self) -> int:
+        return len(self._steps)
 
     def push(self, batch: Batch) -> None:
         if not len(batch):
@@ -153,8 +156,9 @@ class ToExchange:
     mutates = False
 
     def __init__(
-        self, exchange: Exchange, target: g.Node, shape: Shape, book: SchemaBook, redact: bool
+        self, exchange: Exchange, target: g.Node, shape: Shape, book: SchemaBook, redact: bool, epoch: int
     ) -> None:
+        self._epoch = epoch
         self._exchange, self._target, self._shape, self._book, self._redact = (
             exchange,
             target,
@@ -253,7 +257,7 @@ class ToExchange:
                 table = self._combiner.merged(table)
         columns = self._key_columns(table)
         groups = key_groups(columns, self._shape.key_groups)
-        head = DataHead(self._exchange.id, self._exchange.order, upstream, self._sequence)
+        head = DataHead(self._exchange.id, self._exchange.order, upstream, self._sequence, self._epoch)
         self._sequence += 1
         for shard, part in divide(table, groups, self._shape.first_groups):
             self.blobs.append((shard, data_blob(head, part)))
@@ -313,46 +317,66 @@ class Shape:
 
 
 class Chain:
-    """What one attempt of one stage runs after its root, with its sinks and exchanges."""
+    """What one attempt of one stage runs after its root, with its sinks and exchanges.
+
+    In a replay sinks are off, and so are exchanges to stages that take no part in it (`only`); what leads nowhere
+    then is not run at all.
+    """
 
     def __init__(
-        self, stages: Stages, stage: Stage, shape: Shape, book: SchemaBook, target: Target, redact: bool
+        self,
+        stages: Stages,
+        stage: Stage,
+        shape: Shape,
+        book: SchemaBook,
+        target: Target,
+        redact: bool,
+        only: Collection[int] | None = None,
     ) -> None:
         self._stages, self._stage, self._shape, self._book = stages, stage, shape, book
-        self._target, self._redact = target, redact
+        self._target, self._redact, self._only = target, redact, only
         self.sinks: dict[int, _ToSink] = {}
         self.exchanges: dict[int, ToExchange] = {}
-        self._built: dict[int, Step] = {}
+        self._built: dict[int, Step | None] = {}
         root = stages.node(stage.root)
         self.outputs = {tag: self._fan(root, tag) for tag in root.tags}
 
     def _fan(self, node: g.Node, tag: str) -> Fan:
         inside, leaving = takers(self._stages, self._stage, node.id, tag)
-        steps: list[Step] = [self._step(n) for n, _ in inside]
+        steps: list[Step] = [s for n, _ in inside if (s := self._step(n)) is not None]
+        leaving = [e for e in leaving if self._only is None or e.target in self._only]
         return Fan(steps + [self._leave(e) for e in leaving])
 
-    def _step(self, node: g.Node) -> Step:
+    def _step(self, node: g.Node) -> Step | None:
         if node.id not in self._built:
             self._built[node.id] = self._make(node)
         return self._built[node.id]
 
-    def _make(self, node: g.Node) -> Step:
+    def _make(self, node: g.Node) -> Step | None:
         if node.kind == g.SINK:
-            sink = node.body
-            assert isinstance(sink, Sink)
-            target = Target(
-                node.uid, self._target.epoch, self._target.task, self._target.attempt, self._target.folder
-            )
-            self.sinks[node.id] = _ToSink(node, sink.writer(target), self._book)
-            return self.sinks[node.id]
+            return self._sink(node) if self._only is None else None
+        out = self._fan(node, g.MAIN)
+        if self._only is not None and not out:
+            return None
         if node.kind == g.MAP_BATCHES:
-            return _Tables(node, self._fan(node, g.MAIN), self._book, self._redact)
-        return _Rows(node, self._fan(node, g.MAIN), self._redact)
+            return _Tables(node, out, self._book, self._redact)
+        return _Rows(node, out, self._redact)
+
+    def _sink(self, node: g.Node) -> Step:
+        sink = node.body
+        assert isinstance(sink, Sink)
+        target = Target(
+            node.uid, self._target.epoch, self._target.task, self._target.attempt, self._target.folder
+        )
+        self.sinks[node.id] = _ToSink(node, sink.writer(target), self._book)
+        return self.sinks[node.id]
 
     def _leave(self, exchange: Exchange) -> Step:
         if exchange.id not in self.exchanges:
             target = self._stages.node(exchange.target)
-            self.exchanges[exchange.id] = ToExchange(exchange, target, self._shape, self._book, self._redact)
+            self.exchanges[exchange.id] = ToExchange(
+                exchange, target, self._shape, self._book, self._redact, self._target.epoch
+            )
         return self.exchanges[exchange.id]
 
     def flush(self, upstream: int) -> None:

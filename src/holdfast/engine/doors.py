@@ -45,6 +45,9 @@ class Doors(Protocol):
     def shard(self, exchanges: list[tuple[Any, int]], function: Any, location: str | None) -> Any:
         """One task over one partition of each of these exchanges."""
 
+    def located(self, item: bytes, function: Any, location: str | None) -> Any:
+        """One task over one item, on one executor."""
+
     def collect(self, tasks: list[Any]) -> list[bytes]:
         """Run the job: everything the last tasks gave."""
 
@@ -139,14 +142,24 @@ class PinnedDoors:
             self._sets[partition] = self._to_scala(chosen).toSet()
         return self._jvm.org.apache.spark.rdd.PartitionPruningRDD.create(rdd, self._sets[partition])
 
+    def located(self, item: bytes, function: Any, location: str | None) -> Any:
+        return (
+            self.sources([item], function)
+            if location is None
+            else self._run(self._one(item, location), function)
+        )
+
     def _token(self, location: str) -> Any:
         """An RDD of one element that prefers one executor: "executor_<host>_<id>"."""
         if location not in self._tokens:
-            hosts, items = self._jvm.java.util.ArrayList(), self._jvm.java.util.ArrayList()
-            hosts.add(location)
-            items.add(self._jvm.scala.Tuple2(bytearray(b"t"), self._to_scala(hosts).toSeq()))
-            self._tokens[location] = self._jsc.makeRDD(self._to_scala(items).toSeq(), self._bytes)
+            self._tokens[location] = self._one(b"t", location)
         return self._tokens[location]
+
+    def _one(self, item: bytes, location: str) -> Any:
+        hosts, items = self._jvm.java.util.ArrayList(), self._jvm.java.util.ArrayList()
+        hosts.add(location)
+        items.add(self._jvm.scala.Tuple2(bytearray(item), self._to_scala(hosts).toSeq()))
+        return self._jsc.makeRDD(self._to_scala(items).toSeq(), self._bytes)
 
     def _union(self, rdds: list[Any]) -> Any:
         made = self._jvm.java.util.ArrayList()
@@ -207,6 +220,9 @@ class PublicDoors:
             kept.append(rdd.mapPartitionsWithIndex(_keep(wanted)))
         rdd = kept[0] if len(kept) == 1 else self._sc.union(kept)
         return rdd.coalesce(1).mapPartitionsWithIndex(function)
+
+    def located(self, item: bytes, function: Any, location: str | None) -> Any:
+        return self.sources([item], function)
 
     def collect(self, tasks: list[Any]) -> list[bytes]:
         rdd = tasks[0] if len(tasks) == 1 else self._sc.union(tasks)

@@ -1,10 +1,11 @@
 """The epoch loop: plan, run, commit, publish; one life of a driver.
 
-start      take the generation · publish what was decided · stand at the last commit
+start      publish what was decided · bring back shards that lost their version · stand at the last commit
 each epoch 1 plan     ask the sources, fix ranges and clock: the plan record
-           2 run      one Spark job; again where schemas had to be settled
+           2 run      one Spark job; again where schemas had to be settled or shards rebuilt
            3 commit   the commit record is the decision
            4 publish  sinks show what was decided
+           5 back up  a checkpoint is begun if one is due, and goes on beside the next epochs
 stop       between epochs, never inside one
 """
 
@@ -20,20 +21,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from holdfast.checkpoint.coordinator import Coordinator
 from holdfast.config import Settings
 from holdfast.engine.cut import Wait, when_to_cut
 from holdfast.engine.epoch import Again, Done, Failed, Lacking, assign, decide, judge, stamps, texts
 from holdfast.engine.program import Header, Program, Report, declared_schemas
-from holdfast.errors import EngineError, HoldfastError, SinkError, StateLostError
+from holdfast.errors import EngineError, HoldfastError, JobLostError, SinkError
+from holdfast.faults.points import reach
 from holdfast.io.base import Decided, Limit, Offer, Sink, Source
 from holdfast.log.journal import Journal
 from holdfast.log.records import Commit, Plan
 from holdfast.metrics import EpochFacts
 from holdfast.plan import graph as g
+from holdfast.recovery.recover import Recovery
 
 _log = logging.getLogger("holdfast.driver")
 
 MAINTAIN_EVERY_S = 5.0
+_RUNS_TO_SETTLE = 4
+_LOST_JOBS = 6
+"""So often a job of one epoch may be lost before the driver gives up."""
 
 
 class Runner(Protocol):
@@ -42,6 +49,8 @@ class Runner(Protocol):
     def run(self, plan: Plan, header: Header) -> list[Report]: ...
 
     def remember(self, commit: Commit | None) -> None: ...
+
+    def unsettled(self) -> bool: ...
 
 
 class Driver:
@@ -53,12 +62,15 @@ class Driver:
         runner: Runner,
         journal: Journal,
         settings: Settings,
+        coordinator: Coordinator,
+        recovery: Recovery,
         *,
         tasks: int,
         on_epoch: Callable[[EpochFacts], None] = lambda facts: None,
         clock_ms: Callable[[], int] = lambda: int(time.time() * 1000),
     ) -> None:
         self._program, self._runner, self._journal, self._settings = program, runner, journal, settings
+        self._coordinator, self._recovery = coordinator, recovery
         self._tasks, self._on_epoch, self._clock_ms = tasks, on_epoch, clock_ms
         graph = program.stages.graph
         self._sources: dict[str, Source] = {n.uid: n.body for n in graph.of_kind(g.SOURCE)}
@@ -66,13 +78,14 @@ class Driver:
         self._stop = threading.Event()
         self._upkeep = _Upkeep([n.body for n in self._sinks.values()], Path(program.staging))
         self._last: Commit | None = None
+        self._last_plan: Plan | None = None
         self._published = 0
         self._positions: dict[str, Any] = {}
         self._pinned = texts(declared_schemas(program.stages))
         self._now_ms = 0
         self._backlog = 0
         self._polled_ms = 0
-        self._cut_at = self._asked_at = self._planning_at = 0.0
+        self._cut_at = self._asked_at = self._planning_at = self._looked_at = 0.0
 
     @property
     def last_epoch(self) -> int:
@@ -84,24 +97,47 @@ class Driver:
         self._stop.set()
 
     def start(self) -> None:
-        """Stand at the last commit: publish what was decided, take over positions and schemas."""
+        """Stand at the last commit: publish what was decided, take over positions and schemas, bring back state."""
         last = self._journal.last_epoch()
         self._last = self._journal.commit(last) if last else None
+        self._coordinator.start(last)
         if self._last is not None:
             for epoch in range(self._last.published + 1, last):
                 earlier = self._journal.commit(epoch)
                 if earlier is not None:
                     self._publish(earlier)
             self._publish(self._last)
-            plan = self._journal.plan(last)
-            assert plan is not None
-            self._positions, self._now_ms = dict(plan.positions), plan.now_ms
+            self._last_plan = self._journal.plan(last)
+            assert self._last_plan is not None
+            self._positions, self._now_ms = dict(self._last_plan.positions), self._last_plan.now_ms
             self._pinned.update(self._last.schemas)
         for node in self._sinks.values():
             node.body.discard(f"{self._journal.generation}")
+        reach("start.published")
         self._published = last
         self._runner.remember(self._last)
+        self._recovery.recover(self._last)
+        self._note_expiries()
+        if self._coordinator.code_changed:
+            self._back_up()
+            self._coordinator.wait(self._settings.checkpoint_timeout_s)
         self._upkeep.start()
+
+    def _note_expiries(self) -> None:
+        """Know when what a replay would read expires, for the epochs of earlier lives too."""
+        newest = self._coordinator.newest_epoch
+        if not any(_may_expire(s) for s in self._sources.values()):
+            return
+        for epoch in range(newest + 1, self.last_epoch + 1):
+            plan = self._journal.plan(epoch)
+            if plan is not None:
+                self._coordinator.expires(epoch, self._expiry(plan))
+
+    def _expiry(self, plan: Plan) -> int | None:
+        found = [
+            self._sources[r.source].expires_ms(r.piece) for r in plan.ranges if r.source in self._sources
+        ]
+        return min((at for at in found if at is not None), default=None)
 
     def run(self) -> None:
         """Epochs until it is time to stop."""
@@ -112,11 +148,20 @@ class Driver:
                 self._planning_at = time.perf_counter()
                 plan = self._journal.plan(self.last_epoch + 1) or self._new_plan()
                 if plan is None:
-                    return
+                    break
                 self._run_epoch(plan)
                 done += 1
+            self._finish()
         finally:
+            self._coordinator.stop()
             self._upkeep.stop()
+
+    def _finish(self) -> None:
+        """A clean stop: let the checkpoint under way end, and leave one of the last version."""
+        if not self._coordinator.wait(self._settings.checkpoint_timeout_s):
+            return
+        self._back_up(stopping=True)
+        self._coordinator.wait(self._settings.checkpoint_timeout_s)
 
     # 1 Plan
 
@@ -144,6 +189,7 @@ class Driver:
                 or self._journal_says_stop()
             ):
                 return None
+            self._look_around()
         return self._fix(offers)
 
     def _offers(self) -> dict[str, Offer]:
@@ -184,8 +230,20 @@ class Driver:
         )
         self._backlog = sum(o.backlog for o in offers.values())
         self._cut_at = time.monotonic()
-        self._journal.put_plan(plan)
+        reach("plan.before_record")
+        plan = self._journal.put_plan(plan)
+        reach("plan.after_record")
         return plan
+
+    def _look_around(self) -> None:
+        """While waiting for data: shards whose executor has gone are looked after, and checkpoints that are due."""
+        now = time.monotonic()
+        if now - self._looked_at < 0.5:
+            return
+        self._looked_at = now
+        if self._last is not None and self._runner.unsettled():
+            self._recovery.recover(self._last)
+        self._back_up()
 
     # 2 Run
 
@@ -194,12 +252,19 @@ class Driver:
         done, runs, reports = self._run(plan)
         ran = time.perf_counter()
         commit = decide(plan, done, self._journal.generation, self._published, (ran - planned) * 1e3)
-        self._journal.put_commit(commit)
+        if self._settings.guarantee == "at_least_once":
+            self._publish(commit)
+        reach("commit.before_record")
+        commit = self._journal.put_commit(commit)
+        reach("commit.after_record")
         decided = time.perf_counter()
         self._stand_at(plan, commit)
-        self._publish(commit)
+        if self._settings.guarantee == "exactly_once":
+            self._publish(commit)
+        reach("publish.after")
         self._published = commit.epoch
         self._upkeep.decided(commit.epoch)
+        self._coordinator.expires(commit.epoch, self._expiry(plan))
         shown = time.perf_counter()
         sealed = [s.sealed for shards in commit.shards.values() for s in shards]
         self._on_epoch(
@@ -222,32 +287,62 @@ class Driver:
             )
         )
         self._journal_says_stop()
+        if not self._stop.is_set():
+            self._back_up()
+
+    # 5 Back up
+
+    def _back_up(self, *, stopping: bool = False) -> None:
+        if self._last is not None and self._last_plan is not None:
+            self._coordinator.consider(self._last, self._last_plan, stopping=stopping)
 
     def _run(self, plan: Plan) -> tuple[Done, int, list[Report]]:
-        """Run a plan until its outcome stands. Schemas settle in two runs; more are a fault."""
+        """Run a plan until its outcome stands.
+
+        Schemas settle in two runs; more are a fault. Shards that lost their version are rebuilt, and the epoch is
+        run again for all: the others still stand at the version before it.
+        """
         pinned = self._pinned
-        for run in range(1, 5):
-            header = Header(
-                plan.epoch,
-                self._journal.generation,
-                plan.now_ms,
-                len(plan.tasks),
-                stamps(self._last),
-                pinned,
-                attempt=f"r{run}" if run > 1 else "",
-            )
-            reports = self._runner.run(plan, header)
+        unsettled = lost = 0
+        for run in range(1, 1000):
+            if unsettled == _RUNS_TO_SETTLE:
+                break
+            try:
+                reports = self._runner.run(plan, self._header(plan, pinned, run))
+            except JobLostError:
+                lost += 1
+                if lost >= _LOST_JOBS:
+                    raise
+                _log.warning("epoch %d: the job was lost, it is run again", plan.epoch)
+                self._recovery.recover(self._last)
+                continue
+            reach("epoch.after_run")
             outcome = judge(self._program, len(plan.tasks), pinned, reports)
             if isinstance(outcome, Done):
                 return outcome, run, reports
             if isinstance(outcome, Failed):
                 raise self._located(outcome.error)
             if isinstance(outcome, Lacking):
-                raise self._lost(outcome)
-            assert isinstance(outcome, Again)
-            pinned = outcome.schemas
+                self._journal.check_fence()
+                self._recovery.recover(self._last)
+            if isinstance(outcome, Again):
+                pinned = outcome.schemas
+                unsettled += 1
         raise EngineError(
             f"The schemas of epoch {plan.epoch} don't settle.", remedy="Declare schema= on the operators."
+        )
+
+    def _header(self, plan: Plan, pinned: dict[str, str], run: int) -> Header:
+        return Header(
+            plan.epoch,
+            self._journal.generation,
+            plan.now_ms,
+            len(plan.tasks),
+            stamps(self._last),
+            pinned,
+            attempt=f"r{run}" if run > 1 else "",
+            barrier=self._coordinator.barrier,
+            keeping=self._coordinator.keeping,
         )
 
     def _located(self, error: HoldfastError) -> HoldfastError:
@@ -255,20 +350,10 @@ class Driver:
         nodes = [n for n in self._program.stages.graph.nodes if n.uid == error.uid]
         return error.at(error.uid, nodes[0].where) if nodes else error
 
-    def _lost(self, outcome: Lacking) -> StateLostError:
-        uid, shard = outcome.shards[0]
-        return StateLostError(
-            f"Shard {shard} does not have the version that epoch {self.last_epoch} committed, nor does the disk of "
-            "the host it runs on.",
-            uid=uid,
-            remedy="Bring back the host that had it (or its state_root) and start again; nothing was committed since.",
-            detail="\n".join(f"  - {u}, shard {n}" for u, n in outcome.shards),
-        )
-
     # 3 Commit
 
     def _stand_at(self, plan: Plan, commit: Commit) -> None:
-        self._last = commit
+        self._last, self._last_plan = commit, plan
         self._positions, self._now_ms = dict(plan.positions), plan.now_ms
         self._pinned = commit.schemas
         self._runner.remember(commit)
@@ -281,6 +366,7 @@ class Driver:
             if not files:
                 continue
             decided = Decided(uid, commit.epoch, self._journal.generation, files, self._program.staging)
+            reach("publish.before_sink")
             try:
                 node.body.publish(decided)
             except HoldfastError as error:
@@ -292,6 +378,11 @@ class Driver:
                     where=node.where,
                     remedy="Make room or mend the folder, and start again: it is published then, and only once.",
                 ) from None
+            reach("publish.after_sink")
+
+
+def _may_expire(source: Source) -> bool:
+    return type(source).expires_ms is not Source.expires_ms
 
 
 def _count(offers: dict[str, Offer]) -> int:

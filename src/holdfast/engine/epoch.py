@@ -128,7 +128,7 @@ def _done(program: Program, settled: dict[str, str], reports: Sequence[Report]) 
         if report.stage:
             assert report.sealed is not None
             shards.setdefault(report.stage, []).append(
-                ShardCommit(report.sealed, report.host, report.executor, report.worker)
+                ShardCommit(report.sealed, report.host, report.executor, report.worker, report.sent)
             )
         for uid, files in report.sinks.items():
             sinks.setdefault(uid, []).extend(files)

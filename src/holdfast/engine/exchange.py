@@ -3,7 +3,8 @@
 A blob is one kind byte, a MessagePack head with its length, and for data an Arrow stream. Every task
 sends every shard of the stages it feeds exactly one control record, which says how many data blobs it
 sent there: a shard that has the control record of every channel knows whether it has everything. Spark
-delivers in any order; `Inbox` restores the one order that the plan defines.
+delivers in any order; `Inbox` restores the one order that the plan defines. A job of a replay brings several
+epochs at once; each has an inbox of its own.
 """
 
 from __future__ import annotations
@@ -33,16 +34,22 @@ class DataHead(msgspec.Struct, frozen=True, array_like=True):
     order: int
     upstream: int
     sequence: int
+    epoch: int = 0
 
 
 class Control(msgspec.Struct, frozen=True, array_like=True):
-    """What every shard hears from every channel."""
+    """What every shard hears from every channel.
+
+    `barrier` is the number of the checkpoint under way, 0 for none: all channels must say the same.
+    """
 
     channel: str
     sent: int
     failed: bool
     header: bytes
     reports: list[bytes]
+    epoch: int = 0
+    barrier: int = 0
 
 
 def data_blob(head: DataHead, table: pa.Table) -> bytes:
@@ -60,23 +67,37 @@ def control_blob(control: Control) -> bytes:
     return _CONTROL + msgspec.msgpack.encode(control)
 
 
+def inboxes(blobs: Iterable[bytes]) -> dict[int, Inbox]:
+    """Everything that one shard was sent, by epoch and in their order."""
+    found: dict[int, Inbox] = {}
+    for blob in blobs:
+        view = memoryview(blob)
+        if blob[:1] == _CONTROL:
+            control = msgspec.msgpack.decode(view[1:], type=Control)
+            found.setdefault(control.epoch, Inbox()).hear(control)
+        else:
+            length = int.from_bytes(view[1:3], "little")
+            head = msgspec.msgpack.decode(view[3 : 3 + length], type=DataHead)
+            found.setdefault(head.epoch, Inbox()).take(head, view[3 + length :])
+    return {epoch: found[epoch] for epoch in sorted(found)}
+
+
 class Inbox:
     """Everything that one shard was sent for one epoch."""
 
-    def __init__(self, blobs: Iterable[bytes]) -> None:
+    def __init__(self) -> None:
         self.controls: dict[str, Control] = {}
         self._data: list[tuple[DataHead, memoryview]] = []
-        for blob in blobs:
-            if blob[:1] == _CONTROL:
-                control = msgspec.msgpack.decode(memoryview(blob)[1:], type=Control)
-                if control.channel in self.controls:
-                    raise EngineError(f"The channel {control.channel} spoke twice in one epoch.")
-                self.controls[control.channel] = control
-            else:
-                view = memoryview(blob)
-                length = int.from_bytes(view[1:3], "little")
-                head = msgspec.msgpack.decode(view[3 : 3 + length], type=DataHead)
-                self._data.append((head, view[3 + length :]))
+
+    def hear(self, control: Control) -> None:
+        """Take a control record."""
+        if control.channel in self.controls:
+            raise EngineError(f"The channel {control.channel} spoke twice in one epoch.")
+        self.controls[control.channel] = control
+
+    def take(self, head: DataHead, view: memoryview) -> None:
+        """Take a data blob."""
+        self._data.append((head, view))
 
     def check(self, channels: int) -> None:
         """Raise unless every channel has spoken and everything that was sent is here."""
@@ -86,8 +107,17 @@ class Inbox:
         if sent != len(self._data):
             raise EngineError(f"A shard got {len(self._data)} of the {sent} blobs that were sent to it.")
 
+        barriers = {c.barrier for c in self.controls.values()}
+        if len(barriers) > 1:
+            raise EngineError(
+                f"The channels of a shard don't agree on the checkpoint under way: {sorted(barriers)}.",
+                remedy="This looks like a fault of holdfast itself: please report it.",
+            )
+
     @property
     def header(self) -> bytes:
+        if not self.controls:
+            raise EngineError("A shard got records and no control record.")
         return next(iter(self.controls.values())).header
 
     @property

@@ -15,6 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from holdfast.checkpoint.catalog import Catalog
+from holdfast.checkpoint.coordinator import Coordinator, Outcome
+from holdfast.checkpoint.lifecycle import Reason
+from holdfast.checkpoint.metadata import Checkpoint
+from holdfast.checkpoint.policy import parse_policy
 from holdfast.config import Settings, resolve
 from holdfast.engine import session as sessions
 from holdfast.engine.build import build_program, build_stages, check_identity, identity_of
@@ -23,9 +28,14 @@ from holdfast.engine.driver import Driver
 from holdfast.engine.shipping import ship
 from holdfast.engine.spark_runner import SparkRunner
 from holdfast.errors import EngineError, HoldfastError
+from holdfast.faults.points import check_asked, reach
 from holdfast.log.journal import Journal
+from holdfast.log.tenancy import Tenancy
 from holdfast.metrics import EpochFacts, Recent, Status, write_status
 from holdfast.plan import graph as g
+from holdfast.plan.fingerprint import fingerprint
+from holdfast.recovery.recover import Recovery
+from holdfast.recovery.replay import Progress
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -66,6 +76,7 @@ class Handle:
             state="starting",
             started_ms=int(time.time() * 1000),
         )
+        self._tenancy = Tenancy(self.directory)
         self._recent = Recent()
         self._written = 0.0
         self._driver: Driver | None = None
@@ -116,9 +127,12 @@ class Handle:
 
     def begin(self) -> None:
         """Check everything that can be checked here, then let the driver live on its thread."""
+        check_asked()
+        parse_policy(self._settings.checkpoint)
         stages = build_stages(self._pipeline)
         journal = Journal.at(self.directory)
         identity = journal.identity()
+        self._tenancy.check(journal, self._settings.take_over)
         if identity is not None:
             here = identity_of(stages, self._settings, self._settings.parallelism or identity.parallelism)
             check_identity(identity, here, str(self.directory))
@@ -132,6 +146,7 @@ class Handle:
             self._driver.start()
         except BaseException:
             self._let_go()
+            self._tenancy.release()
             raise
         self._status.epoch = self._driver.last_epoch
         self._status.state, self._status.message = "running", ""
@@ -163,14 +178,36 @@ class Handle:
         for node in stages.graph.of_kind(g.SINK):
             with _naming(node):
                 node.body.claim(node.uid, program.staging)
-        self._status.generation = journal.take(str(sc.applicationId)).number
+        self._tenancy.hold(journal, self._settings.take_over)
+        code = fingerprint(stages.graph)
+        before = journal.read_generation(journal.newest_generation())
+        self._status.generation = journal.take(str(sc.applicationId), code).number
+        reach("start.taken")
         ship(sc, self._pipeline)
-        runner = SparkRunner(sc, program)
+        runner = SparkRunner(sc, program, wait_for_home_s=self._settings.wait_for_home_s, say=self._say)
         if not runner.pins and not is_local(sc):
             raise EngineError(
                 "Shards can't be pinned on this cluster's PySpark.", remedy="Use a supported PySpark: 4.1+."
             )
-        return Driver(program, runner, journal, self._settings, tasks=cores, on_epoch=self._epoch)
+        catalog = Catalog(journal)
+        coordinator = Coordinator(
+            identity_of(stages, self._settings, parallelism),
+            runner,
+            journal,
+            catalog,
+            self._settings,
+            program.checkpoint_url,
+            fingerprint=code,
+            on_outcome=self._checkpoint,
+        )
+        coordinator.code_changed = before is not None and before.fingerprint != code
+        strict = self._settings.on_divergence == "stop"
+        recovery = Recovery(
+            program, runner, journal, catalog, tasks=cores, strict=strict, tell=self._recovering
+        )
+        return Driver(
+            program, runner, journal, self._settings, coordinator, recovery, tasks=cores, on_epoch=self._epoch
+        )
 
     def _let_go(self) -> None:
         """Stop the session if it is ours."""
@@ -194,6 +231,25 @@ class Handle:
         write_status(self.directory, self._status)
         self._listener(self.status(), None)
         self._let_go()
+        self._tenancy.release()
+
+    def _checkpoint(self, outcome: Outcome) -> None:
+        status = self._status
+        if isinstance(outcome, Checkpoint):
+            status.checkpoint = outcome.number
+            status.checkpoint_epoch = outcome.epoch
+            status.checkpoint_ms = outcome.completed_ms
+            status.checkpoint_bytes = outcome.size_bytes
+            status.checkpoint_new_bytes = outcome.new_bytes
+            status.checkpoint_failures = 0
+        elif outcome.reason is not Reason.STOPPED:
+            status.checkpoint_failures += 1
+            self._say(outcome.sentence())
+
+    def _recovering(self, progress: Progress | None) -> None:
+        self._status.state = "running" if progress is None else "recovering"
+        self._status.message = "" if progress is None else progress.sentence()
+        self._tell(None)
 
     def _epoch(self, facts: EpochFacts) -> None:
         now = time.time()

@@ -18,6 +18,9 @@ from holdfast.plan import graph as g
 from holdfast.plan.stages import Stage, Stages
 from holdfast.state.shard import Sealed
 
+Part = dict[str, list[int]]
+"""Some shards: their numbers by uid of their stage."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Program:
@@ -33,6 +36,8 @@ class Program:
     heap_limit_bytes: int
     rocksdb_cache_bytes: int
     redact: bool
+    checkpoint_url: str = ""
+    storage: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def lane(self, stage: Stage | None) -> list[Stage]:
         """The keyed stages fed by a keyed stage, or by the source tasks (None), in order of partitions."""
@@ -55,12 +60,45 @@ class Program:
         found: list[Stage | None] = [None] if any(s.reads for s in feeding) else []
         return found + [s for s in feeding if not s.reads]
 
-    def terminal(self, stage: Stage | None) -> bool:
+    def used(self, stage: Stage | None, only: Part | None = None) -> list[int]:
+        """The partitions of a stage's (or the source tasks') exchange that take part in a job."""
+        found = []
+        for place, fed in enumerate(self.lane(stage)):
+            shards = range(self.parallelism) if only is None else only.get(self.uid(fed), [])
+            found += [place * self.parallelism + shard for shard in shards]
+        return found
+
+    def terminal(self, stage: Stage | None, only: Part | None = None) -> bool:
         """Whether tasks of a stage are the last of the job, so that their reports reach the driver directly."""
-        return self.partitions(stage) == 0
+        return not self.used(stage, only)
+
+    def channels(self, stage: Stage, source_tasks: int, only: Part | None = None) -> int:
+        """How many tasks speak to each shard of a stage."""
+        count = 0
+        for feeder in self.feeders(stage):
+            if feeder is None:
+                count += source_tasks
+            else:
+                count += self.parallelism if only is None else len(only.get(self.uid(feeder), []))
+        return count
 
     def uid(self, stage: Stage) -> str:
         return self.stages.node(stage.root).uid
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """What tasks know of an epoch that is applied again: what it led to the first time."""
+
+    first: bool
+    """Whether it is the first of its job: shards start from the versions in the header."""
+    last: bool
+    """Whether it is the last of its job: shards become the versions that were committed."""
+    digests: dict[str, list[int]]
+    sent: dict[str, list[dict[str, int]]]
+    stamps: dict[str, list[str]]
+    scratch: dict[str, list[int]]
+    """Shards that have their version and take part only to feed others: they work on copies."""
+    strict: bool
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -75,6 +113,13 @@ class Header(msgspec.Struct, frozen=True):
     schemas: dict[str, str]
     attempt: str = ""
     """What sets this run of the epoch apart from an earlier one."""
+    barrier: int = 0
+    """The number of the checkpoint under way; 0: none."""
+    keeping: dict[str, list[str]] = {}
+    """The versions of that checkpoint, which hosts must keep until it is through."""
+    only: Part | None = None
+    """The shards that take part, by uid of their stage; None: all of them."""
+    replayed: Replayed | None = None
 
 
 class SourceTask(msgspec.Struct, frozen=True):
@@ -89,6 +134,7 @@ class Report(msgspec.Struct):
     """What an attempt has to say to the driver. Nothing in it counts before the commit record lists it."""
 
     task: str
+    epoch: int = 0
     stage: str = ""
     shard: int = -1
     attempt: str = ""
@@ -97,6 +143,10 @@ class Report(msgspec.Struct):
     bad: dict[str, int] = {}
     sinks: dict[str, list[StagedFile]] = {}
     sealed: Sealed | None = None
+    sent: dict[str, int] = {}
+    """A digest of what a shard sent to later stages, by edge."""
+    diverged: bool = False
+    """A replay that led to something else than the first run, where that is only worth a warning."""
     lacking: bool = False
     skipped: bool = False
     """Nothing was applied because something upstream failed."""

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from holdfast.checkpoint.coordinator import Expired
+from holdfast.checkpoint.upload import Request, ShardUpload, Uploaded
 from holdfast.engine.doors import Doors, executors, is_local, open_doors
 from holdfast.engine.placement import Placement, place
-from holdfast.engine.program import Header, Program, Report, SourceTask
-from holdfast.engine.worker import HostBody, ShardBody, SourceBody
+from holdfast.engine.program import Header, Part, Program, Report, SourceTask
+from holdfast.engine.worker import PREPARE, HostBody, ShardBody, SourceBody, UploadBody
+from holdfast.errors import JobLostError
 from holdfast.log.records import Commit, Plan
+from holdfast.recovery.restore import Prepare, Prepared
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -22,26 +28,38 @@ if TYPE_CHECKING:
 class SparkRunner:
     """Runs epochs of one program on one Spark context."""
 
-    def __init__(self, sc: SparkContext, program: Program, doors: Doors | None = None) -> None:
+    def __init__(
+        self,
+        sc: SparkContext,
+        program: Program,
+        doors: Doors | None = None,
+        *,
+        wait_for_home_s: float = 0.0,
+        say: Callable[[str], None] = lambda message: None,
+    ) -> None:
         self._sc, self._program = sc, program
         self._doors = doors or open_doors(sc)
         self._local = is_local(sc)
+        self._wait_for_home_s, self._say = wait_for_home_s, say
         self._placement = Placement({})
         self._hosts: dict[str, str] = {}
         self._homes: dict[tuple[str, int], str] = {}
+        self._deserted: set[str] = set()
         pickled = _pickled(program)
         digest = hashlib.sha256(pickled).hexdigest()
         self._source = self._doors.function(
             SourceBody(digest, pickled), None, pairs=not program.terminal(None)
         )
-        self._bodies: dict[tuple[int, int], Any] = {}
+        self._uploader = self._doors.function(UploadBody(), "upload", pairs=False)
+        self._sending: dict[tuple[int, int], Any] = {}
+        self._ending: dict[tuple[int, int], Any] = {}
         for stage in program.stages.keyed:
             for shard in range(program.parallelism):
                 body = ShardBody(digest, pickled, stage.id, shard)
                 slot = f"{program.uid(stage)}-{shard}"
-                self._bodies[stage.id, shard] = self._doors.function(
-                    body, slot, pairs=not program.terminal(stage)
-                )
+                self._ending[stage.id, shard] = self._doors.function(body, slot, pairs=False)
+                if not program.terminal(stage):
+                    self._sending[stage.id, shard] = self._doors.function(body, slot, pairs=True)
 
     @property
     def pins(self) -> bool:
@@ -55,36 +73,117 @@ class SparkRunner:
 
     def run(self, plan: Plan, header: Header) -> list[Report]:
         """All reports of one run of an epoch."""
-        if not self._local:
-            self._place()
+        self._place()
         packed = msgspec.msgpack.encode(header)
-        items = [msgspec.msgpack.encode(SourceTask(n, packed, ranges)) for n, ranges in enumerate(plan.tasks)]
-        read = self._doors.sources(items, self._source)
-        if self._program.terminal(None):
-            return [_report(b) for b in self._doors.collect([read])]
-        exchanges: dict[int | None, Any] = {
-            None: self._doors.exchange([read], self._program.partitions(None))
-        }
-        last: list[Any] = []
-        for stage in self._program.stages.keyed:
-            tasks = [self._shard(stage, shard, exchanges) for shard in range(self._program.parallelism)]
-            if self._program.terminal(stage):
-                last += tasks
-            else:
-                exchanges[stage.id] = self._doors.exchange(tasks, self._program.partitions(stage))
-        return [_report(b) for b in self._doors.collect(last)]
+        tasks = [[SourceTask(n, packed, ranges)] for n, ranges in enumerate(plan.tasks)]
+        return self._job(tasks, None)
 
-    def _shard(self, stage: Stage, shard: int, exchanges: dict[int | None, Any]) -> Any:
+    def replay(self, tasks: Sequence[Sequence[SourceTask]], only: Part) -> list[Report]:
+        """All reports of one job of a replay, in which some shards take part."""
+        self._place()
+        return self._job(tasks, only)
+
+    def _job(self, tasks: Sequence[Sequence[SourceTask]], only: Part | None) -> list[Report]:
+        program = self._program
+        read = self._doors.sources([msgspec.msgpack.encode(list(t)) for t in tasks], self._source)
+        if program.terminal(None, only):
+            return [_report(b) for b in self._collect([read])]
+        exchanges: dict[int | None, Any] = {None: self._doors.exchange([read], program.partitions(None))}
+        last: list[Any] = []
+        for stage in program.stages.keyed:
+            shards = range(program.parallelism) if only is None else only.get(program.uid(stage), [])
+            ends = program.terminal(stage, only)
+            made = [self._shard(stage, n, exchanges, self._ending if ends else self._sending) for n in shards]
+            if ends:
+                last += made
+            elif made:
+                exchanges[stage.id] = self._doors.exchange(made, program.partitions(stage))
+        return [_report(b) for b in self._collect(last)]
+
+    def _shard(
+        self,
+        stage: Stage,
+        shard: int,
+        exchanges: dict[int | None, Any],
+        functions: dict[tuple[int, int], Any],
+    ) -> Any:
         inputs = []
         for feeder in self._program.feeders(stage):
             first = self._program.first_partition(feeder, stage.root)
             inputs.append((exchanges[None if feeder is None else feeder.id], first + shard))
         location = self._placement.location(self._program.uid(stage), shard)
-        return self._doors.shard(inputs, self._bodies[stage.id, shard], location)
+        return self._doors.shard(inputs, functions[stage.id, shard], location)
+
+    def prepare(self, asked: Sequence[Prepare]) -> list[Prepared]:
+        """Ask shards, each where it runs, to stand at a version."""
+        if not asked:
+            return []
+        self._place()
+        stages = {self._program.uid(s): s for s in self._program.stages.keyed}
+        tasks = []
+        for one in asked:
+            item = PREPARE + msgspec.msgpack.encode(one)
+            location = self._placement.location(one.uid, one.shard)
+            tasks.append(self._doors.located(item, self._ending[stages[one.uid].id, one.shard], location))
+        return [msgspec.msgpack.decode(b, type=Prepared) for b in self._collect(tasks)]
+
+    def upload(
+        self, folder: str, shards: Sequence[ShardUpload], give_up: Callable[[], bool]
+    ) -> list[Uploaded]:
+        """Have each executor upload the versions of its shards, beside its tasks: what they stored, or why not."""
+        by_place: dict[str | None, list[ShardUpload]] = {}
+        for one in shards:
+            by_place.setdefault(self._placement.location(one.uid, one.shard), []).append(one)
+        program = self._program
+        open_requests = {
+            there: msgspec.msgpack.encode(
+                Request(folder, program.checkpoint_url, program.storage, program.state_root, program.name, of)
+            )
+            for there, of in by_place.items()
+        }
+        done: list[Uploaded] = []
+        pause_s = 0.02
+        while open_requests:
+            places = list(open_requests)
+            tasks = [self._doors.located(open_requests[p], self._uploader, p) for p in places]
+            answers = [msgspec.msgpack.decode(b, type=Uploaded) for b in self._collect(tasks)]
+            for there, answer in zip(places, answers, strict=True):
+                if answer.done:
+                    done.append(answer)
+                    del open_requests[there]
+            if open_requests:
+                if give_up():
+                    raise Expired
+                time.sleep(pause_s)
+                pause_s = min(1.0, pause_s * 2)
+        return done
+
+    def _collect(self, tasks: list[Any]) -> list[bytes]:
+        """Run a job. What Spark gives up because executors died is worth another try; all else is not."""
+        from py4j.protocol import Py4JJavaError
+
+        try:
+            return self._doors.collect(tasks)
+        except Py4JJavaError as error:
+            text = str(error.java_exception)
+            if self._sc._jsc.sc().isStopped():
+                raise
+            raise JobLostError(
+                f"Spark gave a job up: {(text.splitlines() or ['unknown'])[0]}",
+                remedy="Look at the executors' logs: something ends them again and again.",
+                detail="\n".join(text.splitlines()[1:6]),
+            ) from error
+
+    def unsettled(self) -> bool:
+        """Whether an executor that had shards is gone, so that they should be looked after before the next epoch."""
+        if self._local or not self._placement.executors:
+            return False
+        return bool(set(self._placement.executors.values()) - set(executors(self._sc)))
 
     def _place(self) -> None:
-        live = executors(self._sc)
-        self._learn_hosts([e for e in live if e[0] not in self._hosts])
+        if self._local:
+            return
+        live = self._live()
         wanted = [
             (self._program.uid(s), n)
             for s in self._program.stages.keyed
@@ -92,11 +191,33 @@ class SparkRunner:
         ]
         self._placement = place(wanted, live, self._placement, self._homes, self._hosts)
 
+    def _live(self) -> list[tuple[str, str]]:
+        """The live executors, once there is one on every host that has state, or has had its time to come back."""
+        until, told = time.monotonic() + self._wait_for_home_s, False
+        while True:
+            live = executors(self._sc)
+            self._learn_hosts([e for e in live if e[0] not in self._hosts])
+            here = {self._hosts[e[0]] for e in live}
+            self._deserted -= here
+            absent = set(self._homes.values()) - here - self._deserted
+            if not absent and live:
+                return live
+            if time.monotonic() >= until:
+                self._deserted |= absent
+                if live:
+                    return live
+            if not told:
+                told = True
+                self._say("waiting for executors on the hosts that have the state")
+            time.sleep(0.1)
+
     def _learn_hosts(self, unknown: list[tuple[str, str]]) -> None:
         """Ask executors that are new which host they are on, as reports name hosts."""
         for executor, host in unknown:
             answer = self._doors.ask([f"executor_{host}_{executor}"], HostBody())
-            self._hosts[executor] = str(msgspec.msgpack.decode(answer[0])["host"])
+            found = msgspec.msgpack.decode(answer[0])
+            # An executor that died meanwhile is answered for by another; that one's host is not its own.
+            self._hosts[executor] = str(found["host"])
 
 
 def _report(data: bytes) -> Report:

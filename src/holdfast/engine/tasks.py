@@ -13,6 +13,7 @@ import itertools
 import os
 import time
 import traceback
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,10 @@ from holdfast.data.schemas import unify
 from holdfast.data.shown import hide_values
 from holdfast.engine.batch import Batch, SchemaBook
 from holdfast.engine.chain import Chain, Shape, key_names
-from holdfast.engine.exchange import Control, Inbox, by_key_group, control_blob
+from holdfast.engine.exchange import Control, Inbox, by_key_group, control_blob, inboxes
 from holdfast.engine.keyed import Operator, Work, operator_for, stored_schema
-from holdfast.engine.program import Header, Program, Report, SourceTask, read_schemas
-from holdfast.errors import EngineError, HoldfastError
+from holdfast.engine.program import Header, Program, Replayed, Report, SourceTask, read_schemas
+from holdfast.errors import DivergedError, EngineError, HoldfastError
 from holdfast.faults.points import reach
 from holdfast.functions import Context
 from holdfast.io.base import DEAD_LETTER, DEAD_LETTER_SCHEMA, Reading, Source, Target
@@ -36,7 +37,7 @@ from holdfast.plan import graph as g
 from holdfast.plan.stages import Stage
 from holdfast.state.backends import open_state
 from holdfast.state.keygroups import groups_of
-from holdfast.state.shard import Place, ShardState
+from holdfast.state.shard import EMPTY, Place, Sealed, ShardState
 
 
 class Where(msgspec.Struct, frozen=True):
@@ -59,6 +60,7 @@ def run_source_task(program: Program, task: SourceTask, where: Where) -> list[Se
     attempt = f"{header.epoch:08d}-{header.generation}{header.attempt}-src{task.number}-{where.attempt}"
     report = Report(
         task=f"source-{task.number}",
+        epoch=header.epoch,
         attempt=attempt,
         host=where.host,
         executor=where.executor,
@@ -75,12 +77,12 @@ def run_source_task(program: Program, task: SourceTask, where: Where) -> list[Se
             report.records_out.update({s.uid: s.rows for s in chain.sinks.values()})
         report.schemas = book.seen()
     except Exception as error:
-        report.error = _facts(error)
+        report.error = facts_of(error)
         for chain in chains.values():
             chain.abort()
     report.took_ms = (time.perf_counter() - started) * 1e3
     exchanges = [e for chain in chains.values() for e in chain.exchanges.values()]
-    return _send(program, None, f"src{task.number}", task.header, exchanges, [report])
+    return _send(program, None, f"src{task.number}", (header, task.header), exchanges, [report])
 
 
 def _read_ranges(
@@ -104,7 +106,9 @@ def _read_ranges(
                 f"{attempt}-{stage.id}",
                 program.staging,
             )
-            chains[planned.source] = Chain(program.stages, stage, shape, book, target, program.redact)
+            chains[planned.source] = Chain(
+                program.stages, stage, shape, book, target, program.redact, _targets(program, header)
+            )
         chain = chains[planned.source]
         source: Source = node.body
         reading = Reading(node.uid, source.on_bad_record)
@@ -162,6 +166,12 @@ class Shards:
         self._states[key] = open_state(program.backend, place, specs)
         return self._states[key]
 
+    def drop(self, root: str, uid: str, shard: int) -> None:
+        """Forget a shard's state."""
+        held = self._states.pop((root, uid, shard), None)
+        if held is not None:
+            held.close()
+
     def close(self) -> None:
         for state in self._states.values():
             state.close()
@@ -175,10 +185,22 @@ class Shards:
 def run_shard_task(
     program: Program, stage: Stage, shard: int, blobs: Iterable[bytes], where: Where, shards: Shards
 ) -> tuple[list[Sent], list[bytes]]:
-    """Apply an epoch to a shard: what it sends on, and the reports it has for the driver."""
+    """Apply an epoch to a shard, or in a replay several: what it sends on, and the reports it has for the driver."""
     hide_values(program.redact)
+    sent: list[Sent] = []
+    reports: list[bytes] = []
+    usable = True
+    for inbox in inboxes(blobs).values():
+        on, last, usable = _run_epoch(program, stage, shard, inbox, where, shards, usable)
+        (reports if last else sent).extend(on)  # type: ignore[arg-type]
+    return sent, reports
+
+
+def _run_epoch(
+    program: Program, stage: Stage, shard: int, inbox: Inbox, where: Where, shards: Shards, usable: bool
+) -> tuple[list[Sent] | list[bytes], bool, bool]:
+    """One epoch: blobs or, in the last stage of a job, reports; and whether the next one can be built on it."""
     started = time.perf_counter()
-    inbox = Inbox(blobs)
     uid = program.uid(stage)
     report = Report(
         task=f"{uid}-{shard}",
@@ -188,27 +210,34 @@ def run_shard_task(
         executor=where.executor,
         worker=_worker(),
     )
-    chain: Chain | None = None
     exchanges: list[Any] = []
-    header_bytes = b""
+    header_bytes = inbox.header
+    header = msgspec.msgpack.decode(header_bytes, type=Header)
+    report.epoch = header.epoch
     try:
-        header_bytes = inbox.header
-        header = msgspec.msgpack.decode(header_bytes, type=Header)
-        inbox.check(_channels(program, stage, header))
+        inbox.check(program.channels(stage, header.source_tasks, header.only))
         reach("shard.start", task=report.task)
-        if inbox.failed:
+        if inbox.failed or not usable:
             report.skipped = True
         else:
             chain = _apply(program, stage, shard, inbox, header, where, shards, report)
             exchanges = list(chain.exchanges.values()) if chain else []
     except Exception as error:
-        report.error = _facts(error)
+        report.error = facts_of(error)
         exchanges = []
     report.took_ms = (time.perf_counter() - started) * 1e3
-    sent = _send(program, stage, f"{uid}-{shard:05d}", header_bytes, exchanges, [report], inbox.reports)
-    if program.terminal(stage):
-        return [], [blob for _, blob in sent]
-    return sent, []
+    usable = not (report.error or report.lacking or report.skipped)
+    packed = (header, header_bytes)
+    sent = _send(program, stage, f"{uid}-{shard:05d}", packed, exchanges, [report], inbox.reports)
+    if program.terminal(stage, header.only):
+        return [blob for _, blob in sent], True, usable
+    return sent, False, usable
+
+
+def state_root(program: Program, where: Where, scratch: bool = False) -> str:
+    """Where this host keeps the pipeline's state, or the copies that a replay works on."""
+    root = where.state_root or program.state_root
+    return os.path.join(root, f"{program.name}.scratch" if scratch else program.name)
 
 
 def _apply(
@@ -234,23 +263,25 @@ def _apply(
         table, groups = by_key_group([t for _, t in tables])
         # Wider than what is pinned, where a field that was open has a value now: then the epoch runs again.
         schema = table.schema if schema is None else unify([schema, table.schema], node.uid)
-    root = where.state_root or program.state_root
-    state = shards.state(program, node.uid, shard, operator, schema, os.path.join(root, program.name))
+    again = header.replayed
+    root = state_root(program, where, again is not None and shard in again.scratch.get(node.uid, []))
+    state = shards.state(program, node.uid, shard, operator, schema, root)
     if state is None:
-        from holdfast.state.shard import EMPTY, Sealed
-
         report.sealed = Sealed(EMPTY, 0, 0, 0, {}, 0)
         return None
     reloads = state.reloads
-    if not state.begin(header.stamps.get(node.uid, [""] * program.parallelism)[shard], header.now_ms):
+    if again is not None and not again.first:
+        state.advance(header.now_ms)
+    elif not state.begin(
+        _of(header.stamps, node.uid, shard), header.now_ms, _kept(header.keeping, node.uid, shard)
+    ):
         report.lacking = True
         return None
     target = Target(
         node.uid, header.epoch, f"{stage.id:03d}-{shard:05d}", f"{attempt}-{stage.id}", program.staging
     )
-    chain = Chain(
-        program.stages, stage, Shape(program.parallelism, program.key_groups), book, target, program.redact
-    )
+    shape = Shape(program.parallelism, program.key_groups)
+    chain = Chain(program.stages, stage, shape, book, target, program.redact, _targets(program, header))
     try:
         if tables:
             key = program.stages.exchanges[tables[0][0]].key
@@ -261,28 +292,87 @@ def _apply(
         reach("shard.applied", task=report.task)
         state.check_memory()
         chain.flush(groups_owned.start)
-        report.sealed = state.seal(attempt, header.epoch, header.now_ms)
+        report.sealed = state.seal(attempt, header.epoch, header.now_ms, resumable=again is None)
+        report.sent = _digests(chain)
+        if again is not None:
+            _compare(again, header.epoch, node, shard, state, report)
         report.sinks = chain.close()
         report.records_out = {s.uid: s.rows for s in chain.sinks.values()}
         report.schemas = book.seen()
         report.reloads = state.reloads - reloads
         report.rss_bytes = psutil.Process().memory_info().rss
+    except Exception as error:
+        chain.abort()
+        if "Corruption" in str(error) and not isinstance(error, HoldfastError):
+            state.distrust()  # RocksDB found a block that is not what it wrote: the version is rebuilt
+            report.lacking = True
+            return None
+        raise
     except BaseException:
         chain.abort()
         raise
     return chain
 
 
-def _channels(program: Program, stage: Stage, header: Header) -> int:
-    """How many tasks speak to each shard of a stage."""
-    return sum(header.source_tasks if f is None else program.parallelism for f in program.feeders(stage))
+def _of(stamps: dict[str, list[str]], uid: str, shard: int) -> str:
+    """A shard's stamp; empty where its stage has none yet."""
+    return stamps[uid][shard] if uid in stamps else EMPTY
+
+
+def _kept(keeping: dict[str, list[str]], uid: str, shard: int) -> list[str]:
+    return [s for s in [_of(keeping, uid, shard)] if s]
+
+
+def _targets(program: Program, header: Header) -> set[int] | None:
+    """The operators that take part in a replay; None: everything runs."""
+    if header.only is None:
+        return None
+    return {s.root for s in program.stages.keyed if header.only.get(program.uid(s))}
+
+
+def _digests(chain: Chain) -> dict[str, int]:
+    """Of what goes to later stages, by edge, in an order that the plan defines."""
+    found = {}
+    for number in sorted(chain.exchanges):
+        crc = 0
+        for shard, blob in chain.exchanges[number].blobs:
+            crc = zlib.crc32(blob, zlib.crc32(shard.to_bytes(4, "little"), crc))
+        found[chain.exchanges[number].edge] = crc
+    return found
+
+
+def _compare(
+    again: Replayed, epoch: int, node: g.Node, shard: int, state: ShardState, report: Report
+) -> None:
+    """Hold a replayed epoch against the first run, and at the end of a job be what was committed then."""
+    assert report.sealed is not None
+    first, now = again.digests[node.uid][shard], report.sealed.digest
+    what = "" if first == now else f"its changes to state have digest {now:08x}, the first run's {first:08x}"
+    for edge, sent in again.sent[node.uid][shard].items():
+        if not what and report.sent.get(edge, sent) != sent:
+            what = f"what it sent to {edge.partition('<')[0]!r} has another digest than the first time"
+    if what and again.strict:
+        raise DivergedError(
+            f"Shard {shard} gave another result when epoch {epoch} was replayed: {what}.",
+            uid=node.uid,
+            where=node.where,
+            remedy="Use ctx.now_ms, ctx.random and ctx.uuid instead of clocks, randomness and ids of your own, and nothing "
+            "from outside. If the code was changed, bring it back, or accept the difference with "
+            'on_divergence="warn".',
+        )
+    report.diverged = bool(what)
+    if again.last and not state.become(again.stamps[node.uid][shard]):
+        raise EngineError(
+            f"The replay of shard {shard} ended at epoch {epoch} with no state, or with state where there was none.",
+            uid=node.uid,
+        )
 
 
 def _send(
     program: Program,
     stage: Stage | None,
     channel: str,
-    header: bytes,
+    header: tuple[Header, bytes],
     exchanges: list[Any],
     reports: list[Report],
     earlier: Iterable[bytes] = (),
@@ -290,22 +380,26 @@ def _send(
     """Blobs and one control record for every shard; reports go with the first. With nobody next: the reports."""
     failed = any(r.error is not None or r.lacking or r.skipped for r in reports)
     packed = [*earlier, *(msgspec.msgpack.encode(r) for r in reports)]
-    if program.terminal(stage):
+    used = program.used(stage, header[0].only)
+    if not used:
         return [(0, r) for r in packed]
     sent: list[Sent] = []
-    counts = [0] * program.partitions(stage)
+    counts = dict.fromkeys(used, 0)
     for exchange in [] if failed else exchanges:
         first = program.first_partition(stage, exchange.target)
         for shard, blob in exchange.blobs:
-            counts[first + shard] += 1
-            sent.append((first + shard, blob))
-    for partition, count in enumerate(counts):
-        carried = packed if partition == 0 else []
-        sent.append((partition, control_blob(Control(channel, count, failed, header, carried))))
+            if first + shard in counts:
+                counts[first + shard] += 1
+                sent.append((first + shard, blob))
+    for partition, count in counts.items():
+        carried = packed if partition == used[0] else []
+        control = Control(channel, count, failed, header[1], carried, header[0].epoch, header[0].barrier)
+        sent.append((partition, control_blob(control)))
     return sent
 
 
-def _facts(error: Exception) -> dict[str, Any]:
+def facts_of(error: Exception) -> dict[str, Any]:
+    """An error as a task hands it to the driver."""
     if isinstance(error, HoldfastError):
         return dict(error.facts())
     detail = traceback.format_exc(limit=-6)

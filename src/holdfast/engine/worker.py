@@ -9,11 +9,17 @@ from typing import Any
 
 import msgspec
 
+from holdfast.checkpoint.upload import Request, Uploads
 from holdfast.engine.program import Program, SourceTask
 from holdfast.engine.tasks import Shards, Where, quiet_collector, run_shard_task, run_source_task
+from holdfast.recovery.restore import Prepare, prepare
+
+PREPARE = b"P"
+"""What a blob starts with that asks a shard to stand at a version."""
 
 _programs: dict[str, Program] = {}
 _shards = Shards()
+_uploads = Uploads()
 
 
 def _program(digest: str, pickled: bytes) -> Program:
@@ -68,13 +74,13 @@ class SourceBody:
     def __call__(self, split: int, blobs: Iterator[bytes]) -> Iterable[Any]:
         quiet_collector()
         program = _program(self._digest, self._pickled)
-        tasks = [msgspec.msgpack.decode(b, type=SourceTask) for b in blobs]
+        tasks = [t for b in blobs for t in msgspec.msgpack.decode(b, type=list[SourceTask])]
         sent = [s for task in tasks for s in run_source_task(program, task, _where())]
         return [blob for _, blob in sent] if program.terminal(None) else sent
 
 
 class ShardBody:
-    """The body of one shard's tasks."""
+    """The body of one shard's tasks: epochs come through the exchange, a `Prepare` comes alone."""
 
     def __init__(self, digest: str, pickled: bytes, stage: int, shard: int) -> None:
         self._digest, self._pickled, self._stage, self._shard = digest, pickled, stage, shard
@@ -83,6 +89,18 @@ class ShardBody:
         quiet_collector()
         received = list(blobs)  # a worker whose input is not read to its end is not used again
         program = _program(self._digest, self._pickled)
+        if received and received[0][:1] == PREPARE:
+            asked = msgspec.msgpack.decode(memoryview(received[0])[1:], type=Prepare)
+            return [msgspec.msgpack.encode(prepare(program, asked, _where(), _shards))]
         stage = next(s for s in program.stages.stages if s.id == self._stage)
         sent, reports = run_shard_task(program, stage, self._shard, received, _where(), _shards)
-        return reports if program.terminal(stage) else sent
+        return reports or sent
+
+
+class UploadBody:
+    """The body of the tasks that upload versions, in a worker of their own: they begin, or ask how far it is."""
+
+    def __call__(self, split: int, blobs: Iterator[bytes]) -> Iterable[bytes]:
+        where = _where()
+        requests = [msgspec.msgpack.decode(b, type=Request) for b in blobs]
+        return [msgspec.msgpack.encode(_uploads.ask(r, where.host, where.state_root)) for r in requests]

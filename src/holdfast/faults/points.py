@@ -1,33 +1,106 @@
-"""Named points in the code at which a fault can be asked for.
+"""Named points in the code at which a fault can be asked for. Free when nothing is asked for.
 
-`HOLDFAST_FAULT="shard.start:raise:<marker file>"` makes the first task that reaches the point raise, once
-for each marker file; `:lose-shuffle:` deletes the shuffle files that the task is about to need. Points are
-free when nothing is asked for.
+In the driver, `HOLDFAST_CRASH_AT=commit.after_record` kills it with SIGKILL when it gets there;
+`commit.after_record@3` when it gets there for the third time. `HOLDFAST_FREEZE_AT` stops it and its JVM with
+SIGSTOP instead, until somebody sends SIGCONT.
+
+In tasks, `HOLDFAST_FAULT="shard.start:raise:<marker file>"` makes the first task that reaches the point raise,
+once for each marker file; `kill` kills its Python worker, `freeze` stops it, and `lose-shuffle` deletes the shuffle
+files that it is about to need.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import glob
 import os
+import signal
 
-_ASKED = "HOLDFAST_FAULT"
+from holdfast.errors import ConfigError
+
+_CRASH, _FREEZE, _FAULT = "HOLDFAST_CRASH_AT", "HOLDFAST_FREEZE_AT", "HOLDFAST_FAULT"
+
+DRIVER_POINTS = {
+    "start.taken": "the generation is taken, nothing else has happened",
+    "start.published": "what was decided before is published again",
+    "plan.before_record": "an epoch is cut, its plan is not recorded yet",
+    "plan.after_record": "the plan is recorded, nothing has run",
+    "epoch.after_run": "all tasks have reported, nothing is judged",
+    "commit.before_record": "the outcome is known, the commit is not recorded",
+    "commit.after_record": "the commit is recorded, nothing is published",
+    "publish.before_sink": "a sink is about to publish",
+    "publish.after_sink": "one sink has published, perhaps not the others",
+    "publish.after": "everything is published",
+    "checkpoint.begun": "a checkpoint is begun, nothing is uploaded",
+    "checkpoint.before_record": "everything is uploaded, the record is not created",
+    "checkpoint.after_record": "the record exists, nothing was cleared up",
+    "checkpoint.before_delete": "old records and files are about to go",
+    "checkpoint.between_deletes": "records are gone, files are not",
+    "checkpoint.after_delete": "everything is cleared up",
+    "recovery.begun": "it is known which shards lack their version",
+    "recovery.loaded": "checkpoints are loaded, nothing is replayed",
+    "recovery.replayed": "one job of the replay is done",
+}
+"""Where a driver can be killed or frozen. Recovery's are reached only where something is to be recovered."""
+
+TASK_POINTS = {
+    "source.start": "a source task is about to read",
+    "shard.start": "a shard has heard from all its channels",
+    "shard.applied": "the epoch is applied, nothing is sealed",
+    "upload.shard": "a shard's version is about to be uploaded",
+    "upload.file": "a file is about to be uploaded",
+}
+
+_counts: collections.Counter[str] = collections.Counter()
 
 
 class InjectedFault(BaseException):
     """Raised at a point; not an `Exception`, so that nothing reports it as a value: Spark must retry."""
 
 
+def check_asked() -> None:
+    """Raise for a point that does not exist: a fault that never comes would prove nothing."""
+    for variable, points in ((_CRASH, DRIVER_POINTS), (_FREEZE, DRIVER_POINTS)):
+        asked = os.environ.get(variable, "").partition("@")[0]
+        if asked and asked not in points:
+            raise ConfigError(
+                f"{variable}={asked}: there is no such point.", remedy=f"The points are: {', '.join(points)}."
+            )
+
+
 def reach(point: str, task: str = "") -> None:
     """Say that a point is reached; fails if a fault was asked for here."""
-    asked = os.environ.get(_ASKED)
-    if not asked:
+    crash, freeze, asked = os.environ.get(_CRASH), os.environ.get(_FREEZE), os.environ.get(_FAULT)
+    if not (crash or freeze or asked):
         return
-    for one in asked.split(";"):
+    if point in DRIVER_POINTS:
+        _counts[point] += 1
+        if crash and _is_now(crash, point):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if freeze and _is_now(freeze, point):
+            _freeze_driver()
+    for one in (asked or "").split(";"):
         wanted, _, rest = one.partition(":")
         action, _, marker = rest.partition(":")
-        if wanted == point and _first(f"{marker}.{task}" if marker.endswith("*") else marker):
+        if wanted == point and _first(marker):
             _act(action, point)
+
+
+def _is_now(asked: str, point: str) -> bool:
+    wanted, _, count = asked.partition("@")
+    return wanted == point and _counts[point] == int(count or 1)
+
+
+def _freeze_driver() -> None:
+    """The JVM first: a driver that is frozen is so as a whole."""
+    import psutil
+
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if "java" in child.name():
+                child.suspend()
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def _first(marker: str) -> bool:
@@ -39,6 +112,9 @@ def _first(marker: str) -> bool:
 
 
 def _act(action: str, point: str) -> None:
+    if action in ("kill", "freeze"):
+        os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGSTOP)
+        return
     if action == "lose-shuffle":
         for root in os.environ.get("SPARK_EXECUTOR_DIRS", os.environ.get("SPARK_LOCAL_DIRS", "")).split(","):
             for file in glob.glob(os.path.join(root, "**", "shuffle_*.*"), recursive=True):

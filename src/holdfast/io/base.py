@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from holdfast.data.shown import shown
 from holdfast.errors import BadRecordError, PipelineError
+from holdfast.log.disk import make_folder, sync_folder, write_durably
 
 DEAD_LETTER = "dead_letter"
 DEAD_LETTER_SCHEMA = pa.schema(
@@ -120,6 +121,13 @@ class Source(abc.ABC):
     def read(self, piece: Range, reading: Reading) -> Iterator[pa.Table]:
         """The records of one range, the same every time, in tables of bounded size."""
 
+    def expires_ms(self, piece: Range) -> int | None:
+        """When a range can't be read any more, in milliseconds since 1970; None: never, as far as is known.
+
+        A checkpoint is made before that, so that no replay needs what is gone.
+        """
+        return None
+
     def describe(self) -> str:
         """A few words for people: what is read."""
         return type(self).__name__
@@ -215,6 +223,9 @@ class Sink(abc.ABC):
         return type(self).__name__
 
 
+_FOLDERS: set[str] = set()
+
+
 class TableWriter(SinkWriter):
     """Stages tables as one Arrow file in the pipeline's own folder, for sinks that publish on the driver."""
 
@@ -234,11 +245,9 @@ class TableWriter(SinkWriter):
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
         data = sink.getvalue()
-        os.makedirs(self._folder, exist_ok=True)
-        with open(os.path.join(self._folder, self._name), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        make_folder(self._folder, _FOLDERS)
+        write_durably(os.path.join(self._folder, self._name), data)
+        sync_folder(self._folder)
         return [
             StagedFile(path=self._name, rows=table.num_rows, size_bytes=data.size, crc32=zlib.crc32(data))
         ]

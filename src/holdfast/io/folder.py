@@ -27,7 +27,8 @@ import pyarrow.parquet as pq
 from holdfast.errors import PipelineError, SinkError
 from holdfast.io import jsontext, merge, partition
 from holdfast.io.base import Decided, Sink, SinkWriter, StagedFile, Target
-from holdfast.io.place import Place, local_path, parse_part, part_name, sync_folder, write_durably
+from holdfast.io.place import Place, local_path, parse_part, part_name
+from holdfast.log.disk import sync_folder, write_durably
 
 BUFFER_BYTES = 64 << 20
 """How much an attempt holds before it stages a file and goes on with the next."""
@@ -191,16 +192,23 @@ class FolderSink(Sink):
         if not decided.files:
             return
         staging = self.place.folder("staging")
-        leaves = set()
+        leaves = {os.path.join(self.place.root, file.partition) for file in decided.files}
         with self.place.locked("publish"):
+            self._make(leaves)
             for number, file in enumerate(decided.files):
-                leaf = os.path.join(self.place.root, file.partition)
-                shown = os.path.join(leaf, part_name(decided.epoch, number, self.suffix))
-                if not self._is_shown(file, os.path.join(staging, file.path), shown, decided.epoch):
-                    os.makedirs(leaf, exist_ok=True)
-                    os.replace(os.path.join(staging, file.path), shown)
-                    leaves.add(leaf)
-        _sync_folders(leaves)
+                staged = os.path.join(staging, file.path)
+                name = part_name(decided.epoch, number, self.suffix)
+                shown = os.path.join(self.place.root, file.partition, name)
+                if not self._is_shown(file, staged, shown, decided.epoch):
+                    os.replace(staged, shown)
+        _sync_folders(leaves)  # also of files shown before: who renamed them may have died before the sync
+
+    def _make(self, leaves: set[str]) -> None:
+        for leaf in leaves:
+            if len(leaves) > _ONE_BY_ONE:
+                os.makedirs(leaf, exist_ok=True)  # and the sync of all, later, brings it to disk
+            else:
+                self.place.make(leaf)
 
     def _is_shown(self, file: StagedFile, staged: str, shown: str, epoch: int) -> bool:
         """Whether a file was published before: then it is no longer staged, but shown, or merged into another."""

@@ -28,7 +28,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from holdfast.io.place import Part, Place, is_visible, merged_name, parse_part, sync_folder
+from holdfast.io.place import Part, Place, is_visible, merged_name, parse_part
+from holdfast.log.disk import sync_folder
 
 FAN = 100
 TARGET_BYTES = 128 << 20

@@ -26,6 +26,7 @@ from collections.abc import Iterator
 import msgspec
 
 from holdfast.errors import PipelineError, SinkError
+from holdfast.log.disk import make_folder, sync_folder, write_durably
 
 _PART = re.compile(r"part-(\d{8,})-(\d{5,})\.(.+)")
 _MERGED = re.compile(r"part-(\d{8,})-(\d{8,})\.m(\d{3,})\.(.+)")
@@ -112,6 +113,11 @@ class Place:
 
     def __init__(self, root: str) -> None:
         self.root = root
+        self._known: set[str] = set()
+
+    def __reduce__(self) -> tuple[type[Place], tuple[str]]:
+        """What is known to be on disk is not sent along: a program's bytes must not depend on it."""
+        return Place, (self.root,)
 
     @property
     def work(self) -> str:
@@ -140,9 +146,12 @@ class Place:
         return self.work == self._beside
 
     def folder(self, name: str) -> str:
-        """A folder of the work folder, made where it is missing."""
-        path = os.path.join(self.work, name)
-        os.makedirs(path, exist_ok=True)
+        """A folder of the work folder, made durably where it is missing."""
+        return self.make(os.path.join(self.work, name))
+
+    def make(self, path: str) -> str:
+        """Make a folder durably where it is missing: what is decided on may stand in it."""
+        make_folder(path, self._known)
         return path
 
     def leaves(self) -> Iterator[str]:
@@ -185,7 +194,8 @@ class Place:
                 remedy="Give each sink a folder of its own; to start afresh, delete this one, or choose another.",
             )
         owner = mine or Owner(uuid.uuid4().hex, uid)
-        os.makedirs(folder, exist_ok=True)
+        self.make(folder)
+        self.make(self.work)
         _write_owner(mine_at, owner)
         _write_owner(theirs_at, owner)
 
@@ -218,20 +228,4 @@ def _read_owner(path: str) -> Owner | None:
 def _write_owner(path: str, owner: Owner) -> None:
     write_durably(path + ".tmp", msgspec.json.encode(owner))
     os.replace(path + ".tmp", path)
-
-
-def write_durably(path: str, data: bytes | memoryview) -> None:
-    """Write a file and wait until its bytes are on disk: a commit record may name it next."""
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_folder(path: str) -> None:
-    """Wait until a folder's names are on disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_folder(os.path.dirname(path))

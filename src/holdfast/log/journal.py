@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -38,7 +39,7 @@ class Journal:
 
     # Who may write
 
-    def take(self, application: str = "") -> Generation:
+    def take(self, application: str = "", fingerprint: str = "") -> Generation:
         """Become the newest generation. From here on every older driver loses its races."""
         number = self.newest_generation() + 1
         record = Generation(
@@ -48,6 +49,7 @@ class Journal:
             started_ms=int(time.time() * 1000),
             token=secrets.token_hex(8),
             application=application,
+            fingerprint=fingerprint,
         )
         if not self._store.put_if_absent(_numbered("generations", number), msgspec.json.encode(record)):
             raise FencedError(
@@ -89,12 +91,15 @@ class Journal:
 
     # What an epoch reads
 
-    def put_plan(self, plan: Plan) -> None:
+    def put_plan(self, plan: Plan) -> Plan:
+        """Create a plan. If a driver of the past was faster, its plan is the fact, unless we are of the past."""
         name = _plan_name(plan.epoch, plan.replan)
-        if not self._store.put_if_absent(name, msgspec.json.encode(plan)):
-            raise FencedError(
-                f"Epoch {plan.epoch} was planned by another driver.", remedy="This one must end."
-            )
+        if self._store.put_if_absent(name, msgspec.json.encode(plan)):
+            return plan
+        self._refuse_if_replaced(f"Epoch {plan.epoch} was planned by another driver.")
+        found = self.plan(plan.epoch)
+        assert found is not None
+        return found
 
     def plan(self, epoch: int) -> Plan | None:
         """The plan of an epoch that holds: its newest re-plan."""
@@ -108,11 +113,21 @@ class Journal:
 
     # What was decided
 
-    def put_commit(self, commit: Commit) -> None:
-        if not self._store.put_if_absent(_numbered("commits", commit.epoch), msgspec.json.encode(commit)):
+    def put_commit(self, commit: Commit) -> Commit:
+        """Decide an epoch. If a driver of the past was faster, its decision holds, unless we are of the past."""
+        if self._store.put_if_absent(_numbered("commits", commit.epoch), msgspec.json.encode(commit)):
+            return commit
+        self._refuse_if_replaced(f"Epoch {commit.epoch} was decided by another driver.")
+        found = self.commit(commit.epoch)
+        if found is None:
             raise FencedError(
-                f"Epoch {commit.epoch} was decided by another driver.", remedy="This one must end."
+                f"Epoch {commit.epoch} was decided and is past.", remedy="This driver must end."
             )
+        return found
+
+    def _refuse_if_replaced(self, message: str) -> None:
+        if self.newest_generation() > self.generation:
+            raise FencedError(message, remedy="This one must end.")
 
     def commit(self, epoch: int) -> Commit | None:
         data = self._store.get(_numbered("commits", epoch))
@@ -123,7 +138,52 @@ class Journal:
         names = self._store.list("commits")
         return int(names[-1].split(".")[0]) if names else 0
 
+    def epochs(self) -> list[int]:
+        """The decided epochs whose records are still there."""
+        return [int(n.split(".")[0]) for n in self._store.list("commits")]
+
+    def trim(self, upto: int) -> int:
+        """Delete plans and commits up to an epoch, but never the newest: how many epochs went."""
+        gone = [e for e in self.epochs()[:-1] if e <= upto]
+        for name in self._store.list("plans"):
+            if int(name.split("-")[0]) in gone:
+                self._store.delete(f"plans/{name}")
+        for epoch in gone:
+            self._store.delete(_numbered("commits", epoch))
+        return len(gone)
+
+    # Checkpoints' metadata, as bytes: what is in them is the checkpoint's room
+
+    def checkpoints(self) -> list[int]:
+        """The numbers that are taken."""
+        return [int(n.split(".")[0]) for n in self._store.list("checkpoints")]
+
+    def read_checkpoint(self, number: int) -> bytes | None:
+        return self._store.get(_numbered("checkpoints", number))
+
+    def put_checkpoint(self, number: int, data: bytes) -> bool:
+        """Create a metadata record; False where its number is taken."""
+        return self._store.put_if_absent(_numbered("checkpoints", number), data)
+
+    def delete_checkpoint(self, number: int) -> None:
+        self._store.delete(_numbered("checkpoints", number))
+
     # A person's wish
+
+    def ask_for_checkpoint(self) -> str:
+        """Ask the newest generation for a checkpoint; the wish is taken away once it is fulfilled."""
+        name = f"wishes/{time.time_ns():020d}.json"
+        self._store.put_if_absent(name, b"{}")
+        return name
+
+    def wishes(self) -> list[str]:
+        """Checkpoints that were asked for and are not fulfilled."""
+        return [f"wishes/{n}" for n in self._store.list("wishes")]
+
+    def fulfil(self, names: Iterable[str]) -> None:
+        """Take wishes away."""
+        for name in names:
+            self._store.delete(name)
 
     def ask_to_stop(self) -> None:
         """Ask the newest generation to finish its epoch and stop."""

@@ -33,6 +33,8 @@ class Generation(msgspec.Struct, frozen=True):
     started_ms: int
     token: str
     application: str = ""
+    fingerprint: str = ""
+    """Of the pipeline's code."""
     format: int = FORMAT
 
 
@@ -72,6 +74,8 @@ class ShardCommit(msgspec.Struct, frozen=True):
     host: str
     executor: str
     worker: str = ""
+    sent: dict[str, int] = {}
+    """A digest of what it sent to later stages, by edge; that of its changes to state is in `sealed`."""
 
 
 class Commit(msgspec.Struct, frozen=True):

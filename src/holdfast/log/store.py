@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast.errors import DirectoryError
+from holdfast.log.disk import make_folder, sync_folder, write_durably
 
 
 class LogStore(Protocol):
@@ -36,27 +37,25 @@ class LocalStore:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._made: set[Path] = set()
+        self._known: set[str] = set()
+        self._settled: set[str] = set()
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         target = self._root / name
-        if target.parent not in self._made:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            self._made.add(target.parent)
+        make_folder(str(target.parent), self._known)
         temporary = target.parent / f".{target.name}.{secrets.token_hex(6)}"
         try:
-            with open(temporary, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            write_durably(str(temporary), data)
             os.link(temporary, target)
+            created = True
         except FileExistsError:
-            return False
+            created = False
         finally:
             with contextlib.suppress(FileNotFoundError):
                 temporary.unlink()
-        _sync_folder(target.parent)
-        return True
+        # Also where somebody else's record stands: its writer may have died before this, and it will be believed.
+        sync_folder(str(target.parent))
+        return created
 
     def get(self, name: str) -> bytes | None:
         try:
@@ -66,6 +65,7 @@ class LocalStore:
 
     def list(self, folder: str) -> list[str]:
         try:
+            self._settle(folder)
             return sorted(n for n in os.listdir(self._root / folder) if not n.startswith("."))
         except FileNotFoundError:
             return []
@@ -74,13 +74,11 @@ class LocalStore:
         with contextlib.suppress(FileNotFoundError):
             (self._root / name).unlink()
 
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    def _settle(self, folder: str) -> None:
+        """Bring to disk, once, the names that a driver left when it died before its sync: they are believed now."""
+        if folder not in self._settled:
+            sync_folder(str(self._root / folder))
+            self._settled.add(folder)
 
 
 class ObjectStore:

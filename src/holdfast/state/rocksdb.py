@@ -194,9 +194,12 @@ class RocksState(ShardState):
 
     def _load(self, manifest: Manifest) -> None:
         base = self._folder.path / manifest.base if manifest.base else None
-        if base is not None and not base.exists():
-            raise Damaged(f"{manifest.base} is missing")
-        self._open(base)
+        if base is not None and folder_bytes(base) != manifest.base_bytes:
+            raise Damaged(f"{manifest.base} is missing or not whole")
+        try:
+            self._open(base)
+        except Exception as error:  # rocksdict has no type of its own for what RocksDB says
+            raise Damaged(f"{manifest.base}: {error}") from None
         for file in manifest.files:
             for name, rows in self._folder.read(file).items():
                 table = self.tables.get(name)
@@ -296,7 +299,7 @@ class RocksState(ShardState):
             return
         name = f"b-{manifest.epoch}-{secrets.token_hex(6)}"
         rd.Checkpoint(self.db).create_checkpoint(str(self._folder.path / name))
-        size = sum(f.stat().st_size for f in (self._folder.path / name).iterdir())
+        size = folder_bytes(self._folder.path / name)
         self._pending = msgspec.structs.replace(manifest, base=name, base_bytes=size, files=[])
         # The same version in other files; before the old ones go, the manifest on disk must name the new.
         self._folder.write_manifest(self._pending)
@@ -385,6 +388,14 @@ def _stored_row(name: bytes, value: bytes, schema: pa.Schema, types: Sequence[pa
         row["value"] = codec.decoder(spec)(value)
     row["live"] = True
     return row
+
+
+def folder_bytes(base: Path) -> int:
+    """The size of a base; -1 where there is none."""
+    try:
+        return sum(f.stat().st_size for f in base.iterdir())
+    except FileNotFoundError:
+        return -1
 
 
 def clone(base: Path, into: Path) -> None:

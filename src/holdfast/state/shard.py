@@ -71,6 +71,7 @@ class ShardState(abc.ABC):
         self._pending: Manifest | None = None
         self._merging: _Merging | None = None
         self._sealed_at_ms = 0
+        self._keeping: Sequence[str] = ()
 
     @abc.abstractmethod
     def _new_table(self, spec: TableSpec) -> Table:
@@ -108,15 +109,52 @@ class ShardState(abc.ABC):
         """Let go of files and threads."""
         return
 
-    def begin(self, committed: str, now_ms: int) -> bool:
-        """Stand at the committed version and let expire what is due. False: this host lacks it."""
-        if not self._stand_at(committed):
+    def begin(self, committed: str, now_ms: int, keeping: Sequence[str] = ()) -> bool:
+        """Stand at the committed version and let expire what is due. False: this host lacks it.
+
+        The files of the versions `keeping` stay, whatever is committed: they are being uploaded.
+        """
+        self._keeping = keeping
+        if not self.stand_at(committed):
             return False
         self._harvest()
         self._expire(now_ms)
         return True
 
-    def _stand_at(self, committed: str) -> bool:
+    def advance(self, now_ms: int) -> None:
+        """In a replay: what was sealed last counts, for it was decided long ago; go on from it."""
+        if self._pending is not None:
+            self._absorb(self._sealed_at_ms)
+            self._at, self._standing, self._pending = self._pending, self._pending.stamp, None
+        else:
+            self._drop_overlays()
+        self._harvest()
+        self._expire(now_ms)
+
+    def become(self, stamp: str) -> bool:
+        """At the end of a replay: be the committed version that it led to. False: it led to nothing of that kind."""
+        if self._pending is not None:
+            self._absorb(self._sealed_at_ms)
+            self._at, self._pending = self._pending, None
+        if (self._at is None) != (stamp == EMPTY):
+            return False
+        if self._at is not None:
+            self._at = msgspec.structs.replace(self._at, stamp=stamp, epoch=epoch_of(stamp))
+            self._folder.write_manifest(self._at)
+            self._stands(self._at)
+        return True
+
+    def distrust(self) -> None:
+        """What this version's files hold turned out to be damaged: from here on this host lacks it."""
+        self._folder.forget(self._standing)
+        self._drop_overlays()
+        self._reset()
+        self._standing, self._at = "?", None
+
+    def stand_at(self, committed: str) -> bool:
+        """Hold the committed version in memory. False: this host lacks it."""
+        if self._folder.is_condemned():
+            self._standing, self._pending = "?", None
         if committed != EMPTY and not self._folder.has(committed):
             return False  # what memory may still hold can't be built upon: the files below it are gone
         if self._pending is not None and self._pending.stamp == committed:
@@ -150,15 +188,18 @@ class ShardState(abc.ABC):
     def _stands(self, manifest: Manifest) -> None:
         self._at, self._standing, self._pending = manifest, manifest.stamp, None
         own = (self._merging.result.name,) if self._merging and self._merging.result else ()
-        self._folder.collect(manifest, own)
+        self._folder.collect(manifest, own, self._keeping)
 
     def _drop_overlays(self) -> None:
         self._pending = None
         for table in self.tables.values():
             table.drop()
 
-    def seal(self, stamp: str, epoch: int, now_ms: int) -> Sealed:
-        """Write what this attempt changed as the version `stamp`. The overlay stays until the decision."""
+    def seal(self, stamp: str, epoch: int, now_ms: int, *, resumable: bool = True) -> Sealed:
+        """Write what this attempt changed as the version `stamp`. The overlay stays until the decision.
+
+        In a replay only the last version is `resumable`; those on the way to it get no manifest.
+        """
         before = self._at
         files = [] if before is None else list(before.files)
         changed = {}
@@ -181,7 +222,8 @@ class ShardState(abc.ABC):
             base_bytes=0 if before is None else before.base_bytes,
             live=self._live(),
         )
-        self._folder.write_manifest(self._pending)
+        if resumable:
+            self._folder.write_manifest(self._pending)
         return self._report(self._pending, delta.crc32, delta.size_bytes)
 
     def _report(self, manifest: Manifest | None, digest: int, delta_bytes: int) -> Sealed:
@@ -235,6 +277,11 @@ class _Merging(threading.Thread):
             if names[start : start + len(parts)] == parts and self.result is not None:
                 return [*files[:start], self.result, *files[start + len(parts) :]]
         return files
+
+
+def epoch_of(stamp: str) -> int:
+    """The epoch that made a version, from its stamp."""
+    return int(stamp.split("-", 1)[0])
 
 
 def _schemas_of(changed: dict[str, pa.Table]) -> dict[str, str]:

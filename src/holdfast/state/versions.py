@@ -30,8 +30,11 @@ MAGIC = b"HFD1"
 _ALIGN = 64
 """Arrow reads fastest, and without complaint, what starts at a multiple of this."""
 FAN = 8
-"""So many neighbours of one level are merged into one of the next."""
+"""So many neighbours of one tier are merged into one."""
+_TIER_BYTES = 64 << 10
+"""Files below this are all of the lowest tier; each tier above holds files up to `FAN` times as large."""
 MERGED_GRACE_S = 600.0
+_CONDEMNED = "x-condemned"
 
 
 class DeltaFile(msgspec.Struct, frozen=True):
@@ -41,7 +44,14 @@ class DeltaFile(msgspec.Struct, frozen=True):
     size_bytes: int
     crc32: int
     rows: int
-    level: int = 0
+
+    @property
+    def tier(self) -> int:
+        """How large it is, on a scale in which a tier is `FAN` times the one below."""
+        tier, size = 0, self.size_bytes
+        while size >= _TIER_BYTES:
+            tier, size = tier + 1, size // FAN
+        return tier
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -58,6 +68,10 @@ class Manifest(msgspec.Struct, frozen=True):
     base_bytes: int = 0
     live: dict[str, int] = {}
     format: int = 1
+
+    def names(self) -> set[str]:
+        """The files and folders in a shard's folder that this version needs."""
+        return {f.name for f in self.files} | {f"v-{self.stamp}.json", self.base or ""}
 
     @property
     def size_bytes(self) -> int:
@@ -104,13 +118,13 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def write_delta(self, name: str, tables: dict[str, pa.Table], level: int = 0) -> DeltaFile:
+    def write_delta(self, name: str, tables: dict[str, pa.Table]) -> DeltaFile:
         """Write a delta under a name that is ours alone."""
         data = delta_bytes(tables)
         with open(self.path / name, "wb") as file:
             file.write(data)
         rows = sum(t.num_rows for t in tables.values())
-        return DeltaFile(name, len(data), zlib.crc32(data), rows, level)
+        return DeltaFile(name, len(data), zlib.crc32(data), rows)
 
     def read(self, file: DeltaFile) -> dict[str, pa.Table]:
         """A delta's tables, checked against size and checksum."""
@@ -139,15 +153,35 @@ class Folder:
         except (FileNotFoundError, msgspec.DecodeError):
             return None
 
-    def collect(self, committed: Manifest, own: Iterable[str] = ()) -> None:
-        """Delete what no version from the committed one on can need.
+    def condemn(self) -> None:
+        """Say that files here turned out to be missing or damaged; the shard sees it before its next epoch."""
+        (self.path / _CONDEMNED).touch()
+
+    def is_condemned(self) -> bool:
+        """Whether that was said. If so, no version here exists any more."""
+        if not (self.path / _CONDEMNED).exists():
+            return False
+        for name in os.listdir(self.path):
+            if name.startswith("v-"):
+                (self.path / name).unlink(missing_ok=True)
+        (self.path / _CONDEMNED).unlink(missing_ok=True)
+        return True
+
+    def forget(self, stamp: str) -> None:
+        """Let a version that turned out to be damaged not exist any more."""
+        with contextlib.suppress(FileNotFoundError):
+            (self.path / f"v-{stamp}.json").unlink()
+
+    def collect(self, committed: Manifest, own: Iterable[str] = (), keeping: Iterable[str] = ()) -> None:
+        """Delete what no version from the committed one on can need, nor those that are being uploaded.
 
         Only what belongs to earlier epochs goes, or to losers of the committed one: an attempt of a later
         epoch may be writing here right now. Merged files of unknown origin get a grace.
         """
-        keep = (
-            {f.name for f in committed.files} | {f"v-{committed.stamp}.json", committed.base or ""} | set(own)
-        )
+        keep = set(own)
+        for manifest in (committed, *map(self.manifest, keeping)):
+            if manifest is not None:
+                keep |= manifest.names()
         now = time.time()
         for name in os.listdir(self.path):
             epoch = _epoch_of(name)
@@ -174,22 +208,26 @@ def _remove(path: Path) -> None:
 
 
 def pick_merge(files: Sequence[DeltaFile]) -> tuple[int, int] | None:
-    """Which neighbours to merge next, as a slice, or None: the newest `FAN` of one level. Pure.
+    """Which neighbours to merge next, as a slice, or None: the newest `FAN` of one tier. Pure.
 
-    So a row is rewritten once a level, and a version has at most `FAN` files a level.
+    A file counts as of the largest tier among itself and all newer ones: what stands before a large file
+    can be merged with it at no more than its cost. So a row is rewritten a few times a tier and not with
+    each merge, and a version has fewer than `FAN` files a tier.
 
-    >>> files = [DeltaFile(str(i), 1, 0, 1, level=0) for i in range(9)]
+    >>> files = [DeltaFile(str(i), 1, 0, 1) for i in range(9)]
     >>> pick_merge(files), pick_merge(files[:7])
     ((1, 9), None)
+    >>> pick_merge([DeltaFile("large", 1 << 30, 0, 1), *files[:7]])
     """
-    end = len(files)
-    while end > 0:
-        level, start = files[end - 1].level, end
-        while start > 0 and files[start - 1].level == level:
-            start -= 1
+    end, tier = len(files), 0
+    start = end
+    while start > 0:
+        tier = max(tier, files[start - 1].tier)
+        start -= 1
         if end - start >= FAN:
-            return (end - FAN, end) if level else (max(start, end - FAN), end)
-        end = start
+            return start, end
+        if start > 0 and files[start - 1].tier > tier:
+            end = start
     return None
 
 
@@ -232,11 +270,11 @@ def _identities(table: pa.Table, keys: list[str]) -> np.ndarray:
 
 
 def merge_files(folder: Folder, files: Sequence[DeltaFile], *, oldest: bool, epoch: int) -> DeltaFile:
-    """Merge neighbouring deltas into one of the next level."""
+    """Merge neighbouring deltas into one."""
     parts: dict[str, list[pa.Table]] = {}
     for file in files:
         for name, table in folder.read(file).items():
             parts.setdefault(name, []).append(table)
     merged = {name: merge_tables(tables, oldest=oldest) for name, tables in parts.items()}
     name = f"m-{epoch}-{secrets.token_hex(6)}.delta"
-    return folder.write_delta(name, merged, level=max(f.level for f in files) + 1)
+    return folder.write_delta(name, merged)

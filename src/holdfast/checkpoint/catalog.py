@@ -1,0 +1,81 @@
+"""The checkpoints of a pipeline, as its log has them: which are complete, which are damaged, what comes next."""
+
+from __future__ import annotations
+
+import logging
+
+from holdfast.checkpoint.metadata import Checkpoint, DamagedRecord, pack, unpack
+from holdfast.errors import FencedError
+from holdfast.log.journal import Journal
+
+_log = logging.getLogger("holdfast.checkpoint")
+
+
+class Catalog:
+    """Reads and creates metadata records."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._read: dict[int, Checkpoint | None] = {}
+        self._bad: dict[int, str] = {}
+
+    def seal(self) -> None:
+        """Take the next number away from drivers of the past: what they complete from now on does not count."""
+        while not self._journal.put_checkpoint(self._next(), pack(None)):
+            continue
+
+    def _next(self) -> int:
+        return max(self._journal.checkpoints(), default=0) + 1
+
+    def next_number(self) -> int:
+        """The number of the next checkpoint."""
+        return self._next()
+
+    def complete(self, checkpoint: Checkpoint) -> None:
+        """Create the record: from here on the checkpoint counts."""
+        if not self._journal.put_checkpoint(checkpoint.number, pack(checkpoint)):
+            raise FencedError(f"Checkpoint {checkpoint.number} was made by another driver.")
+
+    def completed(self) -> list[Checkpoint]:
+        """All that can be used, the oldest first. A damaged one is left out, and said once."""
+        numbers = self._journal.checkpoints()
+        for number in numbers:
+            if number not in self._read and number not in self._bad:
+                self._take(number)
+        found = [self._read[n] for n in numbers if n not in self._bad]
+        return [c for c in found if c is not None]
+
+    def _take(self, number: int) -> None:
+        data = self._journal.read_checkpoint(number)
+        if data is None:
+            self._read[number] = None  # deleted since it was listed
+            return
+        try:
+            self._read[number] = unpack(data, f"Checkpoint {number}")
+        except DamagedRecord as error:
+            self.condemn(number, str(error))
+
+    def condemn(self, number: int, why: str) -> None:
+        """Never use a checkpoint again: something in it is not what was written."""
+        self._bad[number] = why
+        _log.warning("checkpoint %d can't be used: %s", number, why)
+
+    def unusable(self) -> dict[int, str]:
+        """The checkpoints that can't be used, and why."""
+        return dict(self._bad)
+
+    def voided(self) -> list[int]:
+        """Numbers that are taken by no checkpoint, or by one that can't be used."""
+        usable = {c.number for c in self.completed()}
+        return [n for n in self._journal.checkpoints() if n not in usable]
+
+    def delete(self, number: int) -> None:
+        """Remove a record."""
+        self._journal.delete_checkpoint(number)
+        self._read.pop(number, None)
+        self._bad.pop(number, None)
+
+    def newest(self, upto: int) -> Checkpoint | None:
+        """The newest usable checkpoint of an epoch up to this one."""
+        found = [c for c in self.completed() if c.epoch <= upto]
+        return max(found, key=lambda c: (c.epoch, c.number), default=None)

@@ -1,0 +1,334 @@
+"""Carries checkpoints out beside the epochs: one at a time, on a thread, from decision to clearing up.
+
+    1 begin     a number, the versions to keep, the barrier in every channel from the next epoch on
+    2 upload    each host copies what the store lacks
+    3 complete  the metadata record is created: now it counts
+    4 clear up  what no kept checkpoint needs: records, plans and commits, files
+
+The driver's thread says what was committed and asks what is due; it never waits here, except when it stops.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from holdfast.checkpoint.catalog import Catalog
+from holdfast.checkpoint.lifecycle import FailedCheckpoint, PendingCheckpoint, Reason, Tolerance
+from holdfast.checkpoint.metadata import Checkpoint, StoredVersion
+from holdfast.checkpoint.policy import Known, Trigger, due, parse_policy
+from holdfast.checkpoint.retention import sort_out, upload_folder
+from holdfast.checkpoint.storage import Storage, open_storage
+from holdfast.checkpoint.upload import ShardUpload, Uploaded
+from holdfast.config import Settings
+from holdfast.errors import CheckpointError, JobLostError
+from holdfast.faults.points import reach
+from holdfast.log.journal import Journal
+from holdfast.log.records import Commit, Identity, Plan
+
+_log = logging.getLogger("holdfast.checkpoint")
+
+EXPIRY_MARGIN_S = 60.0
+"""Source data that expires within this, and a checkpoint's own time, is backed up against."""
+_FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 60.0
+
+Outcome = Checkpoint | FailedCheckpoint
+
+
+class Runner(Protocol):
+    """What uploads versions from the hosts that have them."""
+
+    def upload(
+        self, folder: str, shards: Sequence[ShardUpload], give_up: Callable[[], bool]
+    ) -> list[Uploaded]: ...
+
+
+class Expired(Exception):
+    """An upload was given up because its time was over."""
+
+
+class Coordinator:
+    """The checkpoints of one driver."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        runner: Runner,
+        journal: Journal,
+        catalog: Catalog,
+        settings: Settings,
+        url: str,
+        *,
+        fingerprint: str = "",
+        clock_ms: Callable[[], int] = lambda: int(time.time() * 1000),
+        on_outcome: Callable[[Outcome], None] = lambda outcome: None,
+    ) -> None:
+        self._identity, self._runner, self._journal, self._catalog = identity, runner, journal, catalog
+        self._settings, self._url, self._fingerprint = settings, url, fingerprint
+        self._clock_ms, self._on_outcome = clock_ms, on_outcome
+        self._policy = parse_policy(settings.checkpoint)
+        self._tolerance = Tolerance(settings.checkpoint_failures)
+        self._pending: PendingCheckpoint | None = None
+        self._thread: threading.Thread | None = None
+        self._ending = threading.Event()
+        self._error: BaseException | None = None
+        self._keeping: dict[str, list[str]] = {}
+        self._expiries: dict[int, int] = {}
+        self.newest_epoch = 0
+        """The epoch of the newest checkpoint; replay starts behind it."""
+        self._not_before_ms = 0
+        self._last_started_ms = clock_ms()
+        self._took_ms = 0
+        self._storage: Storage | None = None
+        self.code_changed = False
+
+    def start(self, last_epoch: int) -> None:
+        """Take over from drivers of the past."""
+        self._catalog.seal()
+        newest = self._catalog.newest(last_epoch)
+        self.newest_epoch = 0 if newest is None else newest.epoch
+
+    # What the driver asks
+
+    @property
+    def barrier(self) -> int:
+        """The number of the checkpoint under way; 0: none."""
+        self._settle()
+        return 0 if self._pending is None else self._pending.number
+
+    @property
+    def keeping(self) -> dict[str, list[str]]:
+        """The versions that hosts must keep for it."""
+        return self._keeping if self._pending is not None else {}
+
+    def expires(self, epoch: int, at_ms: int | None) -> None:
+        """Note when an epoch's source data can't be read any more."""
+        if at_ms is not None:
+            self._expiries[epoch] = at_ms
+
+    def consider(self, commit: Commit, plan: Plan, *, stopping: bool = False) -> None:
+        """Begin a checkpoint of what was just committed, if one is due. Raises what ended an earlier one for good."""
+        self._settle()
+        now_ms = self._clock_ms()
+        if self._pending is not None:
+            return
+        wishes = self._journal.wishes()
+        known = Known(
+            epochs_since=commit.epoch - self.newest_epoch,
+            last_started_ms=self._last_started_ms,
+            now_ms=now_ms,
+            asked=bool(wishes),
+            stopping=stopping and self._settings.checkpoint_on_stop,
+            code_changed=self.code_changed,
+            expires_ms=min((at for e, at in self._expiries.items() if e > self.newest_epoch), default=None),
+            margin_ms=int(EXPIRY_MARGIN_S * 1000) + 2 * self._took_ms,
+        )
+        trigger = due(self._policy, known)
+        if trigger is None:
+            if wishes and known.epochs_since <= 0:
+                self._journal.fulfil(wishes)  # the newest checkpoint is of this very version
+            return
+        if now_ms < self._not_before_ms and trigger not in (Trigger.ASKED, Trigger.STOPPING):
+            return
+        self._begin(commit, plan, trigger, wishes, now_ms)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the checkpoint under way; True if none is any more."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                return False
+        self._settle()
+        return True
+
+    def stop(self) -> None:
+        """Give up what is under way; nobody waits for it any more."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join(30)
+
+    # One checkpoint
+
+    def _begin(self, commit: Commit, plan: Plan, trigger: Trigger, wishes: list[str], now_ms: int) -> None:
+        pending = PendingCheckpoint(self._catalog.next_number(), commit.epoch, trigger, now_ms)
+        self._pending, self._last_started_ms = pending, now_ms
+        self._keeping = {u: [s.sealed.stamp for s in shards] for u, shards in commit.shards.items()}
+        self._thread = threading.Thread(
+            target=self._live, args=(pending, commit, plan, wishes), name="holdfast-checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def _live(self, pending: PendingCheckpoint, commit: Commit, plan: Plan, wishes: list[str]) -> None:
+        try:
+            self._ended(self._carry_out(pending, commit, plan, wishes))
+        except BaseException as error:
+            self._error = error
+
+    def _settle(self) -> None:
+        """Take in how the last one ended; raises what the driver must end for."""
+        if self._thread is not None and not self._thread.is_alive():
+            self._thread, self._pending = None, None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _carry_out(
+        self, pending: PendingCheckpoint, commit: Commit, plan: Plan, wishes: list[str]
+    ) -> Outcome:
+        reach("checkpoint.begun")
+        try:
+            versions, new_bytes = self._upload(pending, commit)
+        except _Failure as failure:
+            return pending.failed(failure.reason, failure.detail, self._clock_ms())
+        except Exception as error:
+            return pending.failed(Reason.UNEXPECTED, f"{type(error).__name__}: {error}", self._clock_ms())
+        checkpoint = self._metadata(pending, commit, plan, versions, new_bytes)
+        reach("checkpoint.before_record")
+        try:
+            self._journal.check_fence()
+            self._catalog.complete(checkpoint)
+        except OSError as error:
+            return pending.failed(Reason.STORE, f"its record: {error}", self._clock_ms())
+        reach("checkpoint.after_record")
+        self._journal.fulfil(wishes)
+        self.newest_epoch = checkpoint.epoch
+        self._expiries = {e: at for e, at in self._expiries.items() if e > checkpoint.epoch}
+        try:
+            self._clear_up()
+        except OSError as error:
+            _log.warning("clearing up after checkpoint %d: %s", checkpoint.number, error)
+        return checkpoint
+
+    def _upload(
+        self, pending: PendingCheckpoint, commit: Commit
+    ) -> tuple[dict[str, list[StoredVersion | None]], int]:
+        before = self._catalog.newest(commit.epoch)
+        shards = []
+        for uid, committed in commit.shards.items():
+            for number, shard in enumerate(committed):
+                if shard.sealed.stamp:
+                    known = None if before is None else before.version(uid, number)
+                    files = [] if known is None else known.files
+                    shards.append(ShardUpload(uid, number, shard.sealed.stamp, files))
+        uploaded = self._answers(pending, shards)
+        found = {(u, n): v for answer in uploaded for u, of in answer.versions.items() for n, v in of.items()}
+        versions: dict[str, list[StoredVersion | None]] = {
+            uid: [found[uid, n] if s.sealed.stamp else None for n, s in enumerate(committed)]
+            for uid, committed in commit.shards.items()
+        }
+        return versions, sum(a.new_bytes for a in uploaded)
+
+    def _answers(self, pending: PendingCheckpoint, shards: list[ShardUpload]) -> list[Uploaded]:
+        folder = upload_folder(pending.number, self._journal.generation)
+        over_ms = pending.started_ms + self._settings.checkpoint_timeout_s * 1000
+
+        def give_up() -> bool:
+            return self._ending.is_set() or self._clock_ms() > over_ms
+
+        try:
+            uploaded = self._runner.upload(folder, shards, give_up) if shards else []
+        except Expired:
+            reason = Reason.STOPPED if self._ending.is_set() else Reason.EXPIRED
+            raise _Failure(reason, f"after {(self._clock_ms() - pending.started_ms) / 1000:.0f} s") from None
+        except JobLostError as error:
+            raise _Failure(Reason.EXECUTORS, error.message) from None
+        for answer in uploaded:
+            if answer.reason:
+                raise _Failure(Reason[answer.reason], answer.detail)
+        return uploaded
+
+    def _metadata(
+        self,
+        pending: PendingCheckpoint,
+        commit: Commit,
+        plan: Plan,
+        versions: dict[str, list[StoredVersion | None]],
+        new_bytes: int,
+    ) -> Checkpoint:
+        return Checkpoint(
+            number=pending.number,
+            epoch=commit.epoch,
+            generation=self._journal.generation,
+            pipeline=self._identity.name,
+            fingerprint=self._fingerprint,
+            trigger=pending.trigger.name,
+            started_ms=pending.started_ms,
+            completed_ms=self._clock_ms(),
+            key_groups=self._identity.key_groups,
+            parallelism=self._identity.parallelism,
+            backend=self._identity.backend,
+            operators=self._identity.operators,
+            positions=plan.positions,
+            now_ms=plan.now_ms,
+            watermarks={},
+            schemas=commit.schemas,
+            shards=versions,
+            storage=self._store().describe(),
+            new_bytes=new_bytes,
+        )
+
+    def _store(self) -> Storage:
+        if self._storage is None:
+            self._storage = open_storage(self._url, self._settings.storage)
+        return self._storage
+
+    # Clearing up
+
+    def _clear_up(self) -> None:
+        """Delete what no kept checkpoint needs: records first, so that none names a file that has gone."""
+        self._journal.check_fence()
+        completed = self._catalog.completed()
+        stored = [name for name, _ in self._store().list("")]
+        left = sort_out(
+            completed,
+            self._settings.checkpoint_keep,
+            stored,
+            self._journal.generation,
+            self._catalog.voided(),
+        )
+        reach("checkpoint.before_delete")
+        for number in left.records:
+            self._catalog.delete(number)
+        if self._settings.trim_log:
+            self._journal.trim(left.replay_from)
+        reach("checkpoint.between_deletes")
+        self._store().delete(left.keys)
+        reach("checkpoint.after_delete")
+
+    # How it ended
+
+    def _ended(self, outcome: Outcome) -> None:
+        succeeded = isinstance(outcome, Checkpoint)
+        self._tolerance = self._tolerance.after(succeeded)
+        self._on_outcome(outcome)
+        if isinstance(outcome, Checkpoint):
+            self._took_ms = outcome.completed_ms - outcome.started_ms
+            self._not_before_ms, self.code_changed = 0, False
+            return
+        pause_s = min(_LAST_RETRY_S, _FIRST_RETRY_S * 2 ** (self._tolerance.in_a_row - 1))
+        self._not_before_ms = self._clock_ms() + int(pause_s * 1000)
+        if outcome.reason is Reason.STOPPED:
+            return
+        _log.warning("%s", outcome.sentence())
+        if self._tolerance.spent:
+            self._say_loudly(outcome)
+
+    def _say_loudly(self, outcome: FailedCheckpoint) -> None:
+        message = (
+            f"{self._tolerance.in_a_row} checkpoints in a row have failed, the last because {outcome.reason.value} "
+            f"({outcome.detail}). Recovery replays everything since epoch {self.newest_epoch}."
+        )
+        if self._settings.on_checkpoint_failure == "stop":
+            raise CheckpointError(
+                message, remedy="Mend the store, or raise checkpoint_failures, and start again."
+            )
+        _log.error("%s", message)
+
+
+class _Failure(Exception):
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason, self.detail = reason, detail

@@ -1,0 +1,77 @@
+"""The life of a checkpoint, in its types.
+
+    PendingCheckpoint ── everything is stored, the record is created ──> Checkpoint (completed)
+           └────────── one of the reasons below ──────────────────────> FailedCheckpoint
+
+A pending one has a number, an epoch and a trigger, and nothing that anyone could restore from. A failed one
+leaves files in the store that nobody names; they go with the next clearing up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+from holdfast.checkpoint.policy import Trigger
+
+
+class Reason(enum.Enum):
+    """Why a checkpoint failed: all there is."""
+
+    STORE = "the store failed or refused"
+    STORE_FULL = "the store has no room left"
+    MISSING = "a host no longer has the version"
+    DAMAGED = "a file on a host is not what was written"
+    EXECUTORS = "the executors that have the versions were lost"
+    EXPIRED = "it took longer than checkpoint_timeout"
+    FENCED = "a newer driver has taken over"
+    STOPPED = "the run ended first"
+    UNEXPECTED = "something nobody foresaw"
+
+
+@dataclasses.dataclass(frozen=True)
+class PendingCheckpoint:
+    """A checkpoint under way."""
+
+    number: int
+    epoch: int
+    trigger: Trigger
+    started_ms: int
+
+    def failed(self, reason: Reason, detail: str, at_ms: int) -> FailedCheckpoint:
+        """What becomes of it when it can't be completed."""
+        return FailedCheckpoint(self.number, self.epoch, self.trigger, self.started_ms, at_ms, reason, detail)
+
+
+@dataclasses.dataclass(frozen=True)
+class FailedCheckpoint:
+    """A checkpoint that was given up."""
+
+    number: int
+    epoch: int
+    trigger: Trigger
+    started_ms: int
+    failed_ms: int
+    reason: Reason
+    detail: str
+
+    def sentence(self) -> str:
+        """What happened, for people."""
+        return f"Checkpoint {self.number} of epoch {self.epoch} failed: {self.reason.value} ({self.detail})."
+
+
+@dataclasses.dataclass(frozen=True)
+class Tolerance:
+    """How many failures in a row are borne. Pure: outcomes in, the next count out."""
+
+    allowed: int
+    in_a_row: int = 0
+
+    def after(self, succeeded: bool) -> Tolerance:
+        """What is left after one more outcome."""
+        return dataclasses.replace(self, in_a_row=0 if succeeded else self.in_a_row + 1)
+
+    @property
+    def spent(self) -> bool:
+        """Whether it is time to say so loudly."""
+        return self.in_a_row >= self.allowed

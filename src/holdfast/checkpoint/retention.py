@@ -1,0 +1,63 @@
+"""What is kept and what may go, by reference. Pure.
+
+A file stays while a kept checkpoint names it. Plans and commits stay while the oldest kept checkpoint
+would need them for a replay. Only the newest generation deletes, and never what a newer one may be writing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Sequence
+
+from holdfast.checkpoint.metadata import Checkpoint
+
+
+@dataclasses.dataclass(frozen=True)
+class Leftovers:
+    """What may be deleted: metadata records by number, and files of the store by key."""
+
+    records: list[int]
+    keys: list[str]
+    replay_from: int
+    """Plans and commits of this epoch and earlier ones are needed by nobody."""
+
+
+def sort_out(
+    completed: Sequence[Checkpoint],
+    keep: int,
+    stored: Iterable[str],
+    generation: int,
+    voided: Sequence[int] = (),
+) -> Leftovers:
+    """What goes when the newest `keep` checkpoints stay.
+
+    Args:
+        completed: every checkpoint whose record exists and can be read, in order of numbers.
+        stored: the keys in the store.
+        generation: the deleting driver's; files of a newer one are left alone.
+        voided: numbers that hold no checkpoint, or none that can be read.
+    """
+    kept = list(completed)[-keep:]
+    needed = {f.key for c in kept for f in c.files}
+    oldest = kept[0].number if kept else 0
+    return Leftovers(
+        records=sorted(
+            [c.number for c in completed if c.number < oldest] + [n for n in voided if n < oldest]
+        ),
+        keys=sorted(
+            k for k in stored if k not in needed and (g := generation_of(k)) is not None and g <= generation
+        ),
+        replay_from=kept[0].epoch if kept else 0,
+    )
+
+
+def upload_folder(number: int, generation: int) -> str:
+    """The part of a key that says which upload made it; no two uploads share one."""
+    return f"c{number:08d}-g{generation}"
+
+
+def generation_of(key: str) -> int | None:
+    """The generation that uploaded a file; None for what is not ours."""
+    found = re.match(r"c\d{8}-g(\d+)/", key)
+    return None if found is None else int(found[1])

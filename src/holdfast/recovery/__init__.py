@@ -1,0 +1,1 @@
+"""Recovery: what shards that lost their version load and replay, and who must help them."""

@@ -1,0 +1,245 @@
+"""Brings shards that lost their version back to it: load the newest checkpoint, replay the epochs since.
+
+    ask every shard ──> lacking ──> load checkpoint c ──> replay c+1..t in few jobs ──> all stand at t
+                          ^             └ damaged: the checkpoint before         |
+                          └───────────────── another fault on the way ───────────┘
+
+Nothing here decides anything: plans and commits are facts, and a replay leads to the versions that were
+committed or stops with an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from holdfast.checkpoint.catalog import Catalog
+from holdfast.checkpoint.metadata import Checkpoint
+from holdfast.engine.epoch import stamps
+from holdfast.engine.program import Header, Program, Replayed, Report, SourceTask
+from holdfast.errors import HoldfastError, JobLostError, StateLostError, from_facts
+from holdfast.faults.points import reach
+from holdfast.log.journal import Journal
+from holdfast.log.records import Commit, Plan
+from holdfast.recovery.replay import Load, Needs, Progress, jobs, needs
+from holdfast.recovery.restore import Prepare, Prepared
+
+_log = logging.getLogger("holdfast.recovery")
+_TRIES = 8
+
+
+class Runner(Protocol):
+    """What runs the tasks of a recovery."""
+
+    def prepare(self, asked: Sequence[Prepare]) -> list[Prepared]: ...
+
+    def replay(self, tasks: Sequence[Sequence[SourceTask]], only: dict[str, list[int]]) -> list[Report]: ...
+
+
+class _Again(Exception):
+    """Something happened on the way: look afresh who lacks what."""
+
+
+class Recovery:
+    """Recoveries of one driver."""
+
+    def __init__(
+        self,
+        program: Program,
+        runner: Runner,
+        journal: Journal,
+        catalog: Catalog,
+        *,
+        tasks: int,
+        strict: bool,
+        tell: Callable[[Progress | None], None] = lambda progress: None,
+    ) -> None:
+        self._program, self._runner, self._journal, self._catalog = program, runner, journal, catalog
+        self._tasks, self._strict, self._tell = tasks, strict, tell
+        self._progress = Progress(0)
+        self.last: Progress | None = None
+        """What the last one took."""
+
+    def recover(self, last: Commit | None) -> int:
+        """Have every shard stand at its committed version: how many had to be rebuilt."""
+        if last is None:
+            return 0
+        started, rebuilt = time.monotonic(), 0
+        for _ in range(_TRIES):
+            with contextlib.suppress(_Again, JobLostError):
+                lacking = self._lacking(last)
+                if not lacking:
+                    self._ended(started, rebuilt)
+                    return rebuilt
+                reach("recovery.begun")
+                rebuilt = max(rebuilt, len(lacking))
+                self._progress = Progress(len(lacking))
+                self._rebuild(last, lacking)
+        raise StateLostError(
+            f"Shards could not be brought back to epoch {last.epoch} in {_TRIES} attempts.",
+            remedy="Look at the executors: something ends them again and again. Nothing was committed since; start again.",
+        )
+
+    def _ended(self, started: float, rebuilt: int) -> None:
+        if rebuilt:
+            self.last = dataclasses.replace(self._progress, took_s=time.monotonic() - started)
+            self._tell(None)
+
+    def _lacking(self, last: Commit) -> list[tuple[str, int]]:
+        asked = [
+            Prepare(uid, n, s.sealed.stamp, last.schemas)
+            for uid, shards in last.shards.items()
+            for n, s in enumerate(shards)
+        ]
+        answers = self._runner.prepare(asked)
+        _raise_errors(answers)
+        return [(a.uid, a.shard) for a in answers if a.lacking]
+
+    def _rebuild(self, last: Commit, lacking: list[tuple[str, int]]) -> None:
+        checkpoint = self._catalog.newest(last.epoch)
+        self._check_history(checkpoint, last)
+        need = needs(self._program, lacking)
+        epoch = 0 if checkpoint is None else checkpoint.epoch
+        if epoch == last.epoch:
+            need = Needs(need.real, {}, frozenset())
+        loads = [self._load_of(e) for e in range(epoch + 1, last.epoch + 1)]
+        self._progress = dataclasses.replace(self._progress, to_replay=len(loads))
+        try:
+            self._load(checkpoint, need, last)
+            reach("recovery.loaded")
+            for job in jobs(loads):
+                self._replay(job, need)
+                reach("recovery.replayed")
+        finally:
+            self._drop(need)
+
+    def _check_history(self, checkpoint: Checkpoint | None, last: Commit) -> None:
+        """Raise unless plans and commits reach back to the checkpoint, or to the beginning."""
+        start = 0 if checkpoint is None else checkpoint.epoch
+        there = set(self._journal.epochs())
+        gone = [e for e in range(start + 1, last.epoch + 1) if e not in there]
+        if not gone:
+            return
+        bad = "".join(f"\n  - checkpoint {n}: {why}" for n, why in self._catalog.unusable().items())
+        raise StateLostError(
+            f"No checkpoint can be used, and the log begins at epoch {min(there, default=0)}: state can't be rebuilt.",
+            remedy="Bring back the host that had the state, or the checkpoint's files, and start again.",
+            detail=bad or None,
+        )
+
+    def _load_of(self, epoch: int) -> Load:
+        commit = self._commit(epoch)
+        return Load(epoch, commit.records_in, commit.schemas)
+
+    def _commit(self, epoch: int) -> Commit:
+        commit = self._journal.commit(epoch)
+        assert commit is not None
+        return commit
+
+    def _plan(self, epoch: int) -> Plan:
+        plan = self._journal.plan(epoch)
+        assert plan is not None
+        return plan
+
+    # Load
+
+    def _load(self, checkpoint: Checkpoint | None, need: Needs, last: Commit) -> None:
+        if checkpoint is None:
+            _log.warning(
+                "no checkpoint: %d shards replay everything since the first epoch", self._progress.lacking
+            )
+            return
+        wanted = [(u, n, False) for u, ns in need.real.items() for n in ns]
+        wanted += [(u, n, True) for u, ns in need.scratch.items() for n in ns]
+        asked = [
+            Prepare(u, n, checkpoint.stamp(u, n), checkpoint.schemas, checkpoint.version(u, n), scratch)
+            for u, n, scratch in wanted
+        ]
+        self._said(to_load=len(asked))
+        answers = self._runner.prepare(asked)
+        damaged = [a for a in answers if a.damaged]
+        if damaged:
+            self._catalog.condemn(checkpoint.number, damaged[0].damaged)
+            raise _Again
+        _raise_errors(answers)
+        if any(a.lacking for a in answers):
+            raise _Again
+        self._said(loaded=len(asked), loaded_bytes=sum(a.fetched_bytes for a in answers))
+
+    def _drop(self, need: Needs) -> None:
+        """Forget scratch copies. If that fails, they are overwritten by the next recovery."""
+        asked = [Prepare(u, n, "", {}, scratch=True, drop=True) for u, ns in need.scratch.items() for n in ns]
+        if asked:
+            with contextlib.suppress(HoldfastError):
+                self._runner.prepare(asked)
+
+    # Replay
+
+    def _replay(self, epochs: Sequence[int], need: Needs) -> None:
+        started = time.monotonic()
+        only = need.only
+        tasks: list[list[SourceTask]] = [[] for _ in range(self._tasks)]
+        for epoch in epochs:
+            plan, header = self._plan(epoch), self._header(epoch, epochs, need)
+            packed = msgspec.msgpack.encode(header)
+            ranges = [r for r in plan.ranges if r.source in need.sources]
+            for number, task in enumerate(tasks):
+                task.append(SourceTask(number, packed, ranges[number :: self._tasks]))
+        reports = self._runner.replay(tasks, only)
+        for report in sorted(reports, key=lambda r: (r.epoch, r.task)):
+            if report.error is not None:
+                raise from_facts(report.error)
+            if report.diverged:
+                _log.warning(
+                    "[%s] epoch %d led to another result when it was replayed", report.stage, report.epoch
+                )
+        if any(r.lacking or r.skipped for r in reports):
+            raise _Again
+        replaying_s = self._progress.replaying_s + time.monotonic() - started
+        self._said(replayed=self._progress.replayed + len(epochs), replaying_s=replaying_s)
+
+    def _header(self, epoch: int, epochs: Sequence[int], need: Needs) -> Header:
+        commit, before = self._commit(epoch), self._journal.commit(epoch - 1) if epoch > 1 else None
+        starting = stamps(before)
+        if before is None and epoch > 1:
+            checkpoint = self._catalog.newest(epoch - 1)
+            assert checkpoint is not None
+            starting = {
+                u: ["" if v is None else v.stamp for v in versions]
+                for u, versions in checkpoint.shards.items()
+            }
+        return Header(
+            epoch=epoch,
+            generation=self._journal.generation,
+            now_ms=self._plan(epoch).now_ms,
+            source_tasks=self._tasks,
+            stamps=starting,
+            schemas=commit.schemas,
+            attempt="p",
+            only=need.only,
+            replayed=Replayed(
+                first=epoch == epochs[0],
+                last=epoch == epochs[-1],
+                digests={u: [s.sealed.digest for s in shards] for u, shards in commit.shards.items()},
+                sent={u: [s.sent for s in shards] for u, shards in commit.shards.items()},
+                stamps=stamps(commit),
+                scratch=need.scratch,
+                strict=self._strict,
+            ),
+        )
+
+    def _said(self, **changes: Any) -> None:
+        self._progress = dataclasses.replace(self._progress, **changes)
+        self._tell(self._progress)
+
+
+def _raise_errors(answers: Sequence[Prepared]) -> None:
+    for answer in answers:
+        if answer.error is not None:
+            raise from_facts(answer.error)

@@ -1,0 +1,82 @@
+"""A driver in this process, without Spark: the real loop, log, checkpoints and recovery over the in-process runner."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import holdfast as hf
+from holdfast.checkpoint.catalog import Catalog
+from holdfast.checkpoint.coordinator import Coordinator, Outcome
+from holdfast.config import resolve
+from holdfast.engine.build import build_program, build_stages, identity_of
+from holdfast.engine.driver import Driver
+from holdfast.engine.local import LocalRunner
+from holdfast.engine.program import Program
+from holdfast.log.journal import Journal
+from holdfast.metrics import EpochFacts
+from holdfast.recovery.recover import Recovery
+
+
+@dataclasses.dataclass
+class Life:
+    """One life of a driver, and what it left behind."""
+
+    journal: Journal
+    catalog: Catalog
+    program: Program
+    driver: Driver
+    recovery: Recovery
+    coordinator: Coordinator
+    facts: list[EpochFacts]
+    outcomes: list[Outcome]
+
+
+def make(
+    pipeline: hf.Pipeline,
+    directory: Path,
+    *,
+    runner: Callable[[Program], Any] = LocalRunner,
+    clock_ms: Callable[[], int] | None = None,
+    **given: Any,
+) -> Life:
+    """A driver that has taken the directory and not begun."""
+    parallelism = given.pop("parallelism", 2)
+    settings = resolve({"drain": True, "interval": "0s", **given}, environment={}).settings
+    stages = build_stages(pipeline)
+    journal = Journal.at(directory)
+    identity = identity_of(stages, settings, parallelism)
+    if journal.identity() is None:
+        journal.create_identity(identity)
+    journal.take()
+    program = build_program(stages, settings, parallelism, str(directory))
+    facts: list[EpochFacts] = []
+    outcomes: list[Outcome] = []
+    made = runner(program)
+    catalog = Catalog(journal)
+    clock = {} if clock_ms is None else {"clock_ms": clock_ms}
+    coordinator = Coordinator(
+        identity,
+        made,
+        journal,
+        catalog,
+        settings,
+        program.checkpoint_url,
+        on_outcome=outcomes.append,
+        **clock,
+    )
+    recovery = Recovery(program, made, journal, catalog, tasks=2, strict=settings.on_divergence == "stop")
+    driver = Driver(
+        program, made, journal, settings, coordinator, recovery, tasks=2, on_epoch=facts.append, **clock
+    )
+    return Life(journal, catalog, program, driver, recovery, coordinator, facts, outcomes)
+
+
+def live(pipeline: hf.Pipeline, directory: Path, **given: Any) -> Life:
+    """Run a pipeline until it is drained, or has done so many epochs."""
+    life = make(pipeline, directory, **given)
+    life.driver.start()
+    life.driver.run()
+    return life
