@@ -46,6 +46,7 @@ def test_every_shard_stays_on_its_executor_and_in_its_worker_for_fifty_epochs(
     options: dict[str, Any] = {
         "parallelism": 4,
         "max_records": 10,
+        "trim_log": False,
         "spark": spark,
         "dir": str(tmp_path / "dir"),
     }

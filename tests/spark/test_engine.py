@@ -1,6 +1,7 @@
 """The engine on a local Spark: starting, stopping, going on, and what it refuses."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -134,14 +135,23 @@ def test_without_the_private_doors_it_is_slower_and_never_wrong(
     assert last_totals(sink) == EXPECTED
 
 
-def test_a_shard_without_its_version_stops_the_run_and_loses_nothing(spark: Any, tmp_path: Path) -> None:
-    import shutil
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("checkpoint", ["1 epochs", "never"])
+def test_state_that_was_lost_is_rebuilt(spark: Any, tmp_path: Path, backend: str, checkpoint: str) -> None:
+    options: dict[str, Any] = {"spark": spark, "dir": str(tmp_path), "backend": backend, "checkpoint": checkpoint}
+    running(hf.memory()).run(epochs=4, **options)
+    shutil.rmtree(tmp_path / "state")
+    sink = hf.memory()
+    handle = running(sink).run(drain=True, **options)
+    assert last_totals(sink) == EXPECTED
+    assert handle.last_epoch == 6
 
+
+def test_without_history_and_checkpoints_it_stops_and_loses_nothing(spark: Any, tmp_path: Path) -> None:
     running(hf.memory()).run(spark=spark, dir=str(tmp_path), epochs=2)
     shutil.move(str(tmp_path / "state"), str(tmp_path / "away"))
-    with pytest.raises(
-        StateLostError, match=r"\[run\] Shard 0 does not have the version that epoch 2 committed"
-    ):
+    shutil.move(str(tmp_path / "checkpoints"), str(tmp_path / "gone"))
+    with pytest.raises(StateLostError, match="No checkpoint can be used, and the log begins at epoch 2"):
         running(hf.memory()).run(spark=spark, dir=str(tmp_path), drain=True)
     shutil.rmtree(tmp_path / "state")
     shutil.move(str(tmp_path / "away"), str(tmp_path / "state"))

@@ -49,6 +49,7 @@ def run_on_spark(spark: Any, recipe: Recipe, folder: Path, backend: str, fault: 
             parallelism=recipe.parallelism,
             max_records=recipe.max_records,
             backend=backend,
+            trim_log=False,
             drain=True,
         )
     finally:

@@ -199,7 +199,7 @@ class Uploads:
 
     def ask(self, request: Request, host: str, root: str | None) -> Uploaded:
         """Begin an upload, or tell how far it is."""
-        key = request.folder
+        key = f"{request.url} {request.name} {request.folder}"  # a worker may serve several pipelines in its life
         if key not in self._running:
             self._running.clear()  # one at a time: an older one was given up by the driver
             upload = self._running[key] = Upload(request, host, root)

@@ -303,8 +303,8 @@ def _apply(
         report.rss_bytes = psutil.Process().memory_info().rss
     except Exception as error:
         chain.abort()
-        if "Corruption" in str(error) and not isinstance(error, HoldfastError):
-            state.distrust()  # RocksDB found a block that is not what it wrote: the version is rebuilt
+        if _is_damage(error):
+            state.distrust()  # the version is rebuilt
             report.lacking = True
             return None
         raise
@@ -312,6 +312,12 @@ def _apply(
         chain.abort()
         raise
     return chain
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether RocksDB found that its files are gone, or are not what it wrote. It has no types for that."""
+    text = str(error)
+    return not isinstance(error, HoldfastError) and ("Corruption:" in text or "IO error: No such file" in text)
 
 
 def _of(stamps: dict[str, list[str]], uid: str, shard: int) -> str:

@@ -182,7 +182,8 @@ class RocksState(ShardState):
 
     def close(self) -> None:
         if self._db is not None:
-            self._db.close()
+            with contextlib.suppress(Exception):  # its files may be gone; nothing in them is needed again
+                self._db.close()
             self._db = None
         if self._work is not None:
             shutil.rmtree(self._work, ignore_errors=True)
