@@ -36,6 +36,23 @@ WANTED = {
 }
 """What a session that we make has, unless the user says otherwise."""
 
+
+def timeouts(settings: Settings) -> dict[str, str]:
+    """Spark's own settings by which it notices what is dead or frozen, from ours. Pure.
+
+    Spark's defaults are two minutes for an executor, looked at once a minute, and never for a Python worker.
+    """
+    often_s = max(1, round(settings.executor_timeout_s / 6))
+    return {
+        "spark.network.timeout": f"{max(2, round(settings.executor_timeout_s))}s",
+        "spark.network.timeoutInterval": f"{often_s}s",
+        "spark.executor.heartbeatInterval": f"{often_s}s",
+        "spark.shuffle.io.retryWait": "1s",
+        "spark.python.worker.idleTimeoutSeconds": str(max(1, round(settings.worker_timeout_s))),
+        "spark.python.worker.killOnIdleTimeout": "true",
+    }
+
+
 _BREAKING = {
     "spark.python.worker.reuse": (
         "true",
@@ -100,7 +117,8 @@ def make_session(settings: Settings, name: str) -> SparkSession:
     if settings.master is not None or not submitted:
         builder = builder.master(settings.master or "local[*]")
     given = _submitted_conf() if submitted else {}
-    for key, value in {**{k: v for k, v in WANTED.items() if k not in given}, **settings.spark}.items():
+    wanted = {**WANTED, **timeouts(settings)}
+    for key, value in {**{k: v for k, v in wanted.items() if k not in given}, **settings.spark}.items():
         builder = builder.config(key, value)
     if not submitted:
         _quiet(builder)

@@ -317,7 +317,9 @@ def _apply(
 def _is_damage(error: Exception) -> bool:
     """Whether RocksDB found that its files are gone, or are not what it wrote. It has no types for that."""
     text = str(error)
-    return not isinstance(error, HoldfastError) and ("Corruption:" in text or "IO error: No such file" in text)
+    return not isinstance(error, HoldfastError) and (
+        "Corruption:" in text or "IO error: No such file" in text
+    )
 
 
 def _of(stamps: dict[str, list[str]], uid: str, shard: int) -> str:

@@ -40,7 +40,11 @@ class Cluster:
             "master",
             "org.apache.spark.deploy.master.Master",
             ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(ui)],
-            {"SPARK_LOCAL_IP": "127.0.0.1"},
+            {
+                "SPARK_LOCAL_IP": "127.0.0.1",
+                # An application whose executors are killed again and again is not to be given up.
+                "SPARK_MASTER_OPTS": "-Dspark.deploy.maxExecutorRetries=-1 -Dspark.worker.timeout=15",
+            },
         )
         try:
             _wait_for_port(port, self._processes["master"])
