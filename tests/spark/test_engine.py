@@ -138,7 +138,12 @@ def test_without_the_private_doors_it_is_slower_and_never_wrong(
 @pytest.mark.parametrize("backend", ["heap", "rocksdb"])
 @pytest.mark.parametrize("checkpoint", ["1 epochs", "never"])
 def test_state_that_was_lost_is_rebuilt(spark: Any, tmp_path: Path, backend: str, checkpoint: str) -> None:
-    options: dict[str, Any] = {"spark": spark, "dir": str(tmp_path), "backend": backend, "checkpoint": checkpoint}
+    options: dict[str, Any] = {
+        "spark": spark,
+        "dir": str(tmp_path),
+        "backend": backend,
+        "checkpoint": checkpoint,
+    }
     running(hf.memory()).run(epochs=4, **options)
     shutil.rmtree(tmp_path / "state")
     sink = hf.memory()

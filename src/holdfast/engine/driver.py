@@ -98,9 +98,11 @@ class Driver:
 
     def start(self) -> None:
         """Stand at the last commit: publish what was decided, take over positions and schemas, bring back state."""
+        reach("start.taken")
         last = self._journal.last_epoch()
         self._last = self._journal.commit(last) if last else None
         self._coordinator.start(last)
+        self._journal.check_fence()
         if self._last is not None:
             for epoch in range(self._last.published + 1, last):
                 earlier = self._journal.commit(epoch)
@@ -158,6 +160,7 @@ class Driver:
 
     def _finish(self) -> None:
         """A clean stop: let the checkpoint under way end, and leave one of the last version."""
+        self._journal.check_fence()
         if not self._coordinator.wait(self._settings.checkpoint_timeout_s):
             return
         self._back_up(stopping=True)

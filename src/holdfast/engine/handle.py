@@ -28,7 +28,7 @@ from holdfast.engine.driver import Driver
 from holdfast.engine.shipping import ship
 from holdfast.engine.spark_runner import SparkRunner
 from holdfast.errors import EngineError, HoldfastError
-from holdfast.faults.points import check_asked, reach
+from holdfast.faults.points import check_asked
 from holdfast.log.journal import Journal
 from holdfast.log.tenancy import Tenancy
 from holdfast.metrics import EpochFacts, Recent, Status, write_status
@@ -182,7 +182,6 @@ class Handle:
         code = fingerprint(stages.graph)
         before = journal.read_generation(journal.newest_generation())
         self._status.generation = journal.take(str(sc.applicationId), code).number
-        reach("start.taken")
         ship(sc, self._pipeline)
         runner = SparkRunner(sc, program, wait_for_home_s=self._settings.wait_for_home_s, say=self._say)
         if not runner.pins and not is_local(sc):

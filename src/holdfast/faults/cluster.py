@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
+import shutil
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
+
 from holdfast.errors import SessionError
+from holdfast.supervise.processes import belonging, kill_everything
 
 START_TIMEOUT_S = 60.0
 
@@ -58,8 +61,13 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         for process in reversed(list(self._processes.values())):
-            _kill_group(process)
+            kill_everything(process)
         self._processes = {}
+
+    @property
+    def hosts(self) -> range:
+        """The numbers of the workers."""
+        return range(self._count)
 
     def host(self, number: int) -> str:
         """The address of a worker."""
@@ -68,6 +76,18 @@ class Cluster:
     def state_root(self, number: int) -> Path:
         """Where executors on a worker keep state."""
         return self.folder / f"host{number}" / "state"
+
+    def processes(self, number: int) -> list[psutil.Process]:
+        """Everything that lives on a host: its worker, executors, Python daemons and workers."""
+        process = self._processes.get(f"worker{number}")
+        return [] if process is None else belonging(process.pid)
+
+    def lose_host(self, number: int) -> None:
+        """Kill everything on a host, and delete what it had: shuffle files, logs, state."""
+        process = self._processes.pop(f"worker{number}", None)
+        if process is not None:
+            kill_everything(process)
+        shutil.rmtree(self.folder / f"host{number}", ignore_errors=True)
 
     def start_worker(self, number: int) -> None:
         """Start a worker, or start it again."""
@@ -125,9 +145,3 @@ def _wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
             return
         time.sleep(0.1)
     raise SessionError(f"The cluster's master does not listen on port {port}.")
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

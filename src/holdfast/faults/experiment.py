@@ -1,0 +1,251 @@
+"""One supervised application on one cluster: strike it, and time its way back.
+
+Recovery is read from the log, as the design defines it: from the fault to the commit of the last epoch planned
+before it, and if none was planned, to the next commit. Whoever strikes, and when, decides elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import HoldfastError
+from holdfast.faults.app import command
+from holdfast.faults.cluster import Cluster
+from holdfast.faults.victims import Fault, Nobody, Victims
+from holdfast.log.journal import Journal
+from holdfast.metrics import read_status
+from holdfast.supervise.processes import kill_everything
+
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 120.0
+FIRST_COMMITS = 3
+_LOOK_EVERY_S = 0.02
+_TAIL_LINES = 30
+
+SETTINGS: dict[str, Any] = {
+    "trim_log": False,
+    "checkpoint": "3s",
+    "restart": "fixed 200ms",
+    "driver_timeout": "6s",
+    "executor_timeout": "6s",
+    "worker_timeout": "6s",
+    "spark": {"spark.driver.host": "127.0.0.1", "spark.executor.memory": "512m"},
+}
+"""What a victim runs with unless told otherwise: time-outs and checkpoints in seconds, and a log that is kept whole."""
+
+
+class StuckError(HoldfastError):
+    """An application did not come back from a fault, or ended."""
+
+
+class DrainedError(HoldfastError):
+    """The sources had nothing left before the experiment was over."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Struck:
+    """A fault that was done: to whom, when, and where the application stood."""
+
+    fault: Fault
+    victim: str
+    at_ms: int
+    since_start_s: float
+    at_s: float
+    """On the monotonic clock."""
+    epoch: int
+    """The last epoch that was decided."""
+    planned: int
+    """The last epoch that was planned."""
+
+    @property
+    def awaited(self) -> int:
+        """The epoch whose commit ends the recovery."""
+        return self.planned if self.planned > self.epoch else self.epoch + 1
+
+
+class Experiment:
+    """An application that lives while the context does, and whatever is left of it is killed at its end.
+
+    Args:
+        cluster: nobody else may use it meanwhile.
+        app: as `holdfast run` takes it.
+        folder: of the experiment's own: `dir` is the pipeline's directory, `out/<uid>` its output.
+        settings: on top of `SETTINGS`.
+
+    >>> with Experiment(cluster, "app.py", folder) as experiment:  # doctest: +SKIP
+    ...     struck = experiment.strike(Fault.EXECUTOR_KILL)
+    ...     print(experiment.await_recovery(struck))
+    ...     experiment.stop()
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        app: str,
+        folder: Path,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        supervise: bool = True,
+    ) -> None:
+        self.cluster, self.app, self.folder = cluster, app, folder.absolute()
+        self.directory, self.out = self.folder / "dir", self.folder / "out"
+        self.settings = {**SETTINGS, "master": cluster.url, "dir": str(self.directory), **(settings or {})}
+        self.victims = Victims(cluster, self.directory)
+        self.journal = Journal.at(self.directory)
+        self._supervise = supervise
+        self._log = self.folder / "application.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_s = time.monotonic()
+
+    def __enter__(self) -> Experiment:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.out.mkdir(parents=True, exist_ok=True)
+        self._started_s = time.monotonic()
+        self._process = self.launch(self.settings, supervise=self._supervise)
+        try:
+            self.await_commit(FIRST_COMMITS, START_TIMEOUT_S)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is None:
+            return
+        # The driver is in a session of its own, so it is not found once its supervisor has gone.
+        with contextlib.suppress(Nobody):
+            for process in self.victims.driver()[:1]:
+                process.kill()
+        kill_everything(self._process)
+        self._process = None
+
+    def launch(self, settings: Mapping[str, Any], *, supervise: bool) -> subprocess.Popen[bytes]:
+        """Start the application, or a second one beside it; its output is added to the experiment's log."""
+        with open(self._log, "ab") as log:
+            return subprocess.Popen(
+                command(self.app, self.out, settings, supervise=supervise),
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    # Where it stands
+
+    def last_epoch(self) -> int:
+        """The newest decided epoch."""
+        return self.journal.last_epoch()
+
+    def last_planned(self) -> int:
+        """The newest planned epoch."""
+        epoch = self.journal.last_epoch()
+        while self.journal.plan(epoch + 1) is not None:
+            epoch += 1
+        return epoch
+
+    # Faults
+
+    def strike(self, fault: Fault, share: float = 0.0, timeout_s: float = 60.0) -> Struck:
+        """Do it as soon as there is somebody to do it to."""
+        until = time.monotonic() + timeout_s
+        while True:
+            self._check_lives()
+            epoch, planned = self.last_epoch(), self.last_planned()
+            at_s, at_ms = time.monotonic(), int(time.time() * 1000)
+            try:
+                victim = self.victims.strike(fault, share)
+            except Nobody as nobody:
+                if time.monotonic() >= until:
+                    raise self._stuck(f"{fault.label}: {nobody} for {timeout_s:.0f} s.") from None
+                time.sleep(_LOOK_EVERY_S)
+                continue
+            return Struck(fault, victim, at_ms, at_s - self._started_s, at_s, epoch, planned)
+
+    def await_recovery(self, struck: Struck, timeout_s: float = 120.0) -> float:
+        """Wait until the application is back: the seconds that it took from the fault."""
+        self.await_commit(struck.awaited, struck.at_s + timeout_s - time.monotonic())
+        return time.monotonic() - struck.at_s
+
+    def await_commit(self, epoch: int, timeout_s: float) -> None:
+        """Wait until an epoch is decided."""
+        self._await(
+            lambda: self.last_epoch() >= epoch,
+            timeout_s,
+            f"Epoch {epoch} was not decided within {timeout_s:.0f} s.",
+        )
+
+    def _await(self, happened: Callable[[], bool], timeout_s: float, otherwise: str) -> None:
+        until = time.monotonic() + timeout_s
+        while not happened():
+            self._check_lives()
+            if time.monotonic() >= until:
+                raise self._stuck(otherwise)
+            time.sleep(_LOOK_EVERY_S)
+
+    # The end
+
+    def stop(self, after: Struck | None = None) -> None:
+        """Stop cleanly once the application is well again: an epoch planned after the last fault is decided."""
+        assert self._process is not None
+        settled = self.last_epoch() if after is None else after.planned + 1
+        self.await_commit(settled, START_TIMEOUT_S)
+        self._process.terminate()
+        try:
+            code = self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise self._stuck(f"It did not stop within {STOP_TIMEOUT_S:.0f} s.") from None
+        if code != 0:
+            raise self._stuck(f"It was asked to stop, and ended with {code}.")
+
+    def _check_lives(self) -> None:
+        assert self._process is not None
+        code = self._process.poll()
+        if code == 0:
+            raise DrainedError(
+                f"The pipeline ended by itself after epoch {self.last_epoch()}: its sources are exhausted.",
+                remedy="Give it a source that outlasts the trials: hf.rate without total, or more data; or fewer trials.",
+            )
+        if code is not None:
+            raise self._stuck(f"The application ended with {code}, and was not started again.")
+
+    def _stuck(self, message: str) -> StuckError:
+        status = read_status(self.directory)
+        planned = self.last_planned() > self.last_epoch()
+        if status is not None and status.state == "running" and not planned:
+            remedy = "If its sources have nothing new, give them more; otherwise see what it wrote, below."
+        else:
+            remedy = "See what it wrote, below; the folder is kept."
+        where = "" if status is None else f" Its status: {status.state} {status.message}".rstrip()
+        return StuckError(
+            f"{message} The last epoch decided is {self.last_epoch()}, the last planned {self.last_planned()}.{where}",
+            remedy=f"{remedy} ({self.folder})",
+            detail=self.tails(),
+        )
+
+    def tails(self) -> str:
+        """The last lines of the application, its supervisor and the newest executors."""
+        logs = [self._log, self.directory / "spark.log"]
+        logs += sorted(self.cluster.folder.glob("host*/work/app-*/*/stderr"), key=_written)[-3:]
+        return "\n".join(f"--- {log}\n{_tail(log)}" for log in logs if log.exists())
+
+
+def _written(path: Path) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _tail(path: Path) -> str:
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return ""
+    return "\n".join(line[:400] for line in lines[-_TAIL_LINES:])

@@ -1,0 +1,216 @@
+"""Whom a fault can strike, and how: the processes of one application on one cluster.
+
+A list of faults that is closed, the processes that each looks for, and the signals that it sends. When to strike and
+what comes of it is the experiment's affair.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from holdfast.engine.doors import SLOT
+from holdfast.faults.cluster import Cluster
+from holdfast.metrics import read_status
+from holdfast.supervise.supervisor import read_supervision
+
+T = TypeVar("T")
+
+_EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+_DAEMON = "pyspark.daemon"
+_CHECK = "check"
+"""The slot that tries the doors at a start, and does nothing afterwards."""
+
+
+class Fault(enum.Enum):
+    """What can be done to an application, with a sentence each."""
+
+    WORKER_KILL = "worker-kill", "a Python worker is killed: one of a shard, of the sources or of uploads"
+    WORKER_FREEZE = "worker-freeze", "a Python worker is stopped and stays so"
+    EXECUTOR_KILL = "executor-kill", "an executor's JVM is killed"
+    EXECUTOR_FREEZE = "executor-freeze", "an executor's JVM is stopped and stays so"
+    HOST = "host", "everything on a host is killed and its disk is emptied; it comes back without its state"
+    DRIVER_KILL = "driver-kill", "the driver is killed, Python and JVM"
+    DRIVER_FREEZE = "driver-freeze", "the driver is stopped, Python and JVM; its supervisor replaces it"
+    APPLICATION = "application", "the driver and all executors are killed at once"
+
+    def __init__(self, label: str, sentence: str) -> None:
+        self.label, self.sentence = label, sentence
+
+    @staticmethod
+    def named(label: str) -> Fault | None:
+        """The fault of that name."""
+        return next((f for f in Fault if f.label == label), None)
+
+
+class Nobody(Exception):
+    """There is nobody to strike just now."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Executor:
+    """An executor's JVM."""
+
+    process: psutil.Process
+    number: str
+    host: str
+
+    def __str__(self) -> str:
+        return f"executor {self.number} on {self.host}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Worker:
+    """A Python worker: of a shard or of uploads by its slot, of the sources without one."""
+
+    process: psutil.Process
+    slot: str
+    host: str
+
+    def __str__(self) -> str:
+        return f"worker of {self.slot or 'sources'} on {self.host}"
+
+
+class Victims:
+    """The application that has a directory, on a cluster that nobody else uses."""
+
+    def __init__(self, cluster: Cluster, directory: Path) -> None:
+        self._cluster, self._directory = cluster, directory
+
+    def executors(self) -> list[Executor]:
+        """The executors that live, in the order of hosts and numbers."""
+        found = [
+            Executor(process, _option(words, "--executor-id"), self._cluster.host(host))
+            for host in self._cluster.hosts
+            for process in self._cluster.processes(host)
+            if _EXECUTOR in (words := _words(process))
+        ]
+        return sorted(found, key=lambda e: (e.host, e.number.zfill(6)))
+
+    def workers(self) -> list[Worker]:
+        """The Python workers that live: what PySpark's daemons forked."""
+        found = []
+        for host in self._cluster.hosts:
+            living = self._cluster.processes(host)
+            daemons = {p.pid for p in living if _DAEMON in _words(p)}
+            for process in living:
+                with contextlib.suppress(psutil.Error):
+                    slot = str(process.environ().get(SLOT, ""))
+                    if process.ppid() in daemons and slot != _CHECK:
+                        found.append(Worker(process, slot, self._cluster.host(host)))
+        return sorted(found, key=lambda w: (w.host, w.slot, w.process.pid))
+
+    def driver(self) -> list[psutil.Process]:
+        """The driver's Python process and its JVM, if it has one yet."""
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(self._driver_pid())
+            below = [p for p in process.children(recursive=True) if "java" in p.name()]
+            return [process, *below]
+        raise Nobody("the driver")
+
+    def _driver_pid(self) -> int:
+        supervision = read_supervision(self._directory)
+        if supervision is not None:
+            if supervision.child_pid is None:
+                raise Nobody("a driver that lives")
+            return supervision.child_pid
+        status = read_status(self._directory)
+        if status is None:
+            raise Nobody("a driver")
+        return status.pid
+
+    def strike(self, fault: Fault, share: float) -> str:
+        """Do it; says to whom. `share`, from 0 to 1, chooses among those who are there; `Nobody` if none is."""
+        return _STRIKES[fault](self, share)
+
+    def _worker(self, share: float, do: Callable[[Sequence[psutil.Process]], None]) -> str:
+        worker = chosen(self.workers(), share)
+        do([worker.process])
+        return str(worker)
+
+    def _executor(self, share: float, do: Callable[[Sequence[psutil.Process]], None]) -> str:
+        executor = chosen(self.executors(), share)
+        do([executor.process])
+        return str(executor)
+
+    def _driver(self, share: float, do: Callable[[Sequence[psutil.Process]], None]) -> str:
+        processes = self.driver()
+        do(processes)
+        return f"driver {processes[0].pid}"
+
+    def _host(self, share: float) -> str:
+        number = chosen(list(self._cluster.hosts), share)
+        self._cluster.lose_host(number)
+        self._cluster.start_worker(number)
+        return f"host {self._cluster.host(number)}"
+
+    def _application(self, share: float) -> str:
+        driver, executors = self.driver(), self.executors()
+        kill([*driver, *(e.process for e in executors)])
+        return f"driver {driver[0].pid}, {len(executors)} executor{'' if len(executors) == 1 else 's'}"
+
+
+def kill(processes: Sequence[psutil.Process]) -> None:
+    """SIGKILL; who has gone meanwhile is passed over."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def freeze(processes: Sequence[psutil.Process]) -> None:
+    """SIGSTOP; who has gone meanwhile is passed over."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.suspend()
+
+
+def wake(processes: Sequence[psutil.Process]) -> None:
+    """SIGCONT; who has gone meanwhile is passed over."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
+
+
+def chosen(of: Sequence[T], share: float) -> T:
+    """The one at a share of the way through.
+
+    >>> chosen("abcd", 0.0), chosen("abcd", 0.6), chosen("abcd", 1.0)
+    ('a', 'c', 'd')
+    """
+    if not of:
+        raise Nobody("none of them lives")
+    return of[min(int(share * len(of)), len(of) - 1)]
+
+
+_STRIKES: dict[Fault, Callable[[Any, float], str]] = {
+    Fault.WORKER_KILL: lambda v, share: v._worker(share, kill),
+    Fault.WORKER_FREEZE: lambda v, share: v._worker(share, freeze),
+    Fault.EXECUTOR_KILL: lambda v, share: v._executor(share, kill),
+    Fault.EXECUTOR_FREEZE: lambda v, share: v._executor(share, freeze),
+    Fault.HOST: Victims._host,
+    Fault.DRIVER_KILL: lambda v, share: v._driver(share, kill),
+    Fault.DRIVER_FREEZE: lambda v, share: v._driver(share, freeze),
+    Fault.APPLICATION: Victims._application,
+}
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
+
+
+def _option(words: Sequence[str], name: str) -> str:
+    """What stands behind an option in a command line.
+
+    >>> _option(["java", "--executor-id", "3"], "--executor-id")
+    '3'
+    """
+    return words[words.index(name) + 1] if name in words[:-1] else "?"

@@ -1,0 +1,54 @@
+"""A pipeline in a process of its own, to be killed or frozen: `python -m tests.victim FOLDER BACKEND [EPOCHS] [spark]`.
+
+Two keyed stages with every kind of state; output in FOLDER/ours, the pipeline's directory in FOLDER/dir. With
+`spark` it runs on Spark in local mode, otherwise over the in-process runner. Ends like `holdfast run`: with the
+exit code of its error.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import HoldfastError
+from tests.drivers import live
+from tests.pipelines import Recipe
+from tests.spark.test_equals_runner import sinks_in
+
+ROWS = [{"id": i, "k": 1 if i % 2 else i % 7, "name": "ann", "v": i * 0.5, "n": i % 11} for i in range(240)]
+RECIPE = Recipe([ROWS], 20, 2, ["map", "branch"], "process", "k", ["filter"], "process", 2, 20)
+EPOCHS = 12
+
+
+def options(backend: str) -> dict[str, Any]:
+    """Checkpoints often, so that their points are reached often; the whole log, for the comparison."""
+    return {
+        "backend": backend,
+        "parallelism": 2,
+        "max_records": 20,
+        "checkpoint": "2 epochs",
+        "checkpoint_on_stop": False,
+        "trim_log": False,
+        "interval": "0s",
+        "take_over": True,
+    }
+
+
+def main() -> None:
+    folder, backend = Path(sys.argv[1]), sys.argv[2]
+    limit = int(sys.argv[3]) if len(sys.argv) > 3 and sys.argv[3].isdigit() else 0
+    pipeline = RECIPE.build(sinks_in(folder / "ours"))
+    given = {**options(backend), **({"epochs": limit} if limit else {})}
+    try:
+        if "spark" in sys.argv:
+            pipeline.run(dir=str(folder / "dir"), master="local[2]", drain=True, **given)
+        else:
+            live(pipeline, folder / "dir", **given)
+    except HoldfastError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()
