@@ -1,18 +1,26 @@
 """Checkpoints, restore and replay without Spark: the real loop over the in-process runner."""
 
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
-from holdfast.checkpoint.metadata import Checkpoint
+from holdfast.checkpoint.lifecycle import FailedCheckpoint, Reason
+from holdfast.checkpoint.metadata import Checkpoint, pack
+from holdfast.checkpoint.upload import Uploaded
+from holdfast.engine.local import LocalRunner
+from holdfast.errors import CheckpointError, DivergedError, IncompatibleError
+from holdfast.log.journal import Journal
 from tests.drivers import Life, live, make
-from tests.pipelines import Recipe, recipes
+from tests.pipelines import Everything, Recipe, recipes
 from tests.spark.test_equals_runner import bytes_in, sinks_in
+from tests.unit.forgetful import ForgetfulDisk
 
 ROWS = [{"id": i, "k": 1 if i % 2 else i % 7, "name": "ann", "v": i * 0.5, "n": i % 11} for i in range(240)]
 ONE = Recipe([ROWS], 20, 2, ["map"], "process", "k", [], None, 3, 20)
@@ -62,9 +70,7 @@ def test_shards_that_lost_everything_are_rebuilt_and_the_rest_goes_on(
     }
     sinks = sinks_in(tmp_path / "ours")
     first = live(recipe.build(sinks), tmp_path / "dir", epochs=7, **options)
-    last = [k for k in ("first", "second") if k in first.program.stages.graph.nodes[-1].uid or True]
     lost = "second" if recipe.second else "first"
-    assert last
     lose(first, lost, 1)
     second = live(recipe.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", **options)
     assert second.recovery.last is not None
@@ -134,3 +140,239 @@ def test_checkpoints_hold_all_that_is_needed_and_old_ones_go(tmp_path: Path) -> 
         if p.is_file()
     }
     assert stored == {f.key for c in kept for f in c.files}
+
+
+def tear(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("damage", [tear, flip, Path.unlink], ids=["torn", "flipped", "gone"])
+@pytest.mark.parametrize("what", ["a file", "the metadata"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, backend: str, damage: Any, what: str
+) -> None:
+    options: dict[str, Any] = {
+        "backend": backend,
+        "checkpoint": "2 epochs",
+        "trim_log": False,
+        "max_records": 20,
+    }
+    options |= {"parallelism": 3, "checkpoint_on_stop": False}
+    first = live(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", epochs=7, **options)
+    kept = first.catalog.completed()
+    assert [c.epoch for c in kept] == [4, 6]
+    shutil.rmtree(first.program.state_root)
+    if what == "a file":
+        # What only the newest one has: an older checkpoint that shared the file would be as bad.
+        shared = {f.key for f in kept[0].files}
+        own = [f.key for f in kept[1].files if f.key not in shared]
+        damage(Path(first.program.checkpoint_url) / own[0])
+    else:
+        damage(tmp_path / "dir" / "log" / "checkpoints" / f"{kept[1].number:012d}.json")
+    second = live(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", **options)
+    assert second.recovery.last is not None
+    assert second.recovery.last.replayed == 3
+    if damage is not Path.unlink or what == "a file":
+        assert f"checkpoint {kept[1].number} can't be used" in caplog.text
+    check(ONE, second, tmp_path)
+
+
+def test_a_checkpoint_from_the_future_is_refused(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"checkpoint": "2 epochs", "max_records": 20, "parallelism": 3}
+    first = live(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", epochs=4, **options)
+    newest = first.catalog.completed()[-1]
+    path = tmp_path / "dir" / "log" / "checkpoints" / f"{newest.number:012d}.json"
+    path.write_bytes(pack(msgspec.structs.replace(newest, format=99)))
+    with pytest.raises(
+        IncompatibleError, match="has format 99; this version of holdfast knows formats up to 1"
+    ):
+        live(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", **options)
+
+
+class Unsteady(hf.KeyedProcess):
+    """Not deterministic: it counts how often it was called at all."""
+
+    n = hf.ValueState(int, default=0)
+    calls = 0
+
+    def process(self, key: Any, record: dict[str, Any], ctx: hf.Context) -> Any:
+        type(self).calls += 1
+        self.n.value = type(self).calls
+        yield {"n": self.n.value}
+
+
+def unsteady(sink: hf.Sink) -> hf.Pipeline:
+    p = hf.Pipeline("unsteady")
+    p.read("in", hf.records(ROWS, per_epoch=20)).key_by("k").process("count", Unsteady()).write("out", sink)
+    return p
+
+
+def test_a_replay_that_differs_stops_with_the_operator_and_the_epoch(tmp_path: Path) -> None:
+    first = live(unsteady(hf.memory()), tmp_path, epochs=4, checkpoint="never", max_records=20)
+    shutil.rmtree(first.program.state_root)
+    with pytest.raises(
+        DivergedError, match=r"\[count\] Shard \d gave another result when epoch 1 was replayed"
+    ) as e:
+        live(unsteady(hf.memory()), tmp_path, checkpoint="never", max_records=20)
+    assert "ctx.random" in str(e.value)
+    assert "test_recovery.py" in str(e.value)
+    # Nothing was taken for the committed version meanwhile, and the choice to bear it is the user's.
+    with pytest.raises(DivergedError):
+        live(unsteady(hf.memory()), tmp_path, checkpoint="never", max_records=20)
+    life = live(unsteady(hf.memory()), tmp_path, checkpoint="never", max_records=20, on_divergence="warn")
+    assert life.driver.last_epoch == 12
+
+
+class Watched(hf.Sink):
+    """Notes whether an epoch was decided when it was published."""
+
+    def __init__(self, directory: Path) -> None:
+        self._inner = hf.memory()
+        self._directory = directory
+        self.decided: list[bool] = []
+
+    def writer(self, target: Any) -> Any:
+        return self._inner.writer(target)
+
+    def publish(self, decided: Any) -> None:
+        self.decided.append(Journal.at(self._directory).commit(decided.epoch) is not None)
+        self._inner.publish(decided)
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_at_least_once_publishes_before_the_decision(tmp_path: Path, guarantee: str) -> None:
+    sink = Watched(tmp_path)
+    live(unsteady(sink), tmp_path, guarantee=guarantee, max_records=20)
+    assert set(sink.decided) == {guarantee == "exactly_once"}
+    assert len(sink.decided) == 12
+
+
+def test_what_was_not_synced_may_be_lost_and_nothing_that_counts_is(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "checkpoint": "2 epochs",
+        "max_records": 20,
+        "parallelism": 3,
+        "trim_log": False,
+    }
+    options["checkpoint_on_stop"] = False
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with ForgetfulDisk(disk) as forgetful:
+        first = live(TWO.build(sinks_in(disk / "ours")), disk / "dir", epochs=7, **options)
+        epochs = first.journal.epochs()
+        forgetful.power_failure()
+        assert not list((disk / "dir" / "state").rglob("*.delta"))
+        second = live(TWO.build(sinks_in(disk / "ours")), disk / "dir", epochs=2, **options)
+        assert second.recovery.last is not None and second.recovery.last.lacking == 6
+        assert second.journal.epochs()[: len(epochs)] == epochs
+        forgetful.power_failure()
+        third = live(TWO.build(sinks_in(disk / "ours")), disk / "dir", **options)
+    check(TWO, third, disk)
+
+
+class Expiring(hf.Source):
+    """Records that can be read for about an hour after they were planned."""
+
+    def __init__(self, clock: list[int]) -> None:
+        self._inner, self._clock = hf.records(ROWS, per_epoch=20), clock
+
+    def schema(self) -> Any:
+        return self._inner.schema()
+
+    def plan(self, position: Any, limit: hf.Limit) -> hf.Offer:
+        self._clock[0] += 600_000
+        return self._inner.plan(position, limit)
+
+    def read(self, piece: hf.Range, reading: hf.Reading) -> Any:
+        return self._inner.read(piece, reading)
+
+    def expires_ms(self, piece: hf.Range) -> int | None:
+        return 3_630_000 + 600_000 * (piece.start // 20)
+
+
+def test_source_data_that_is_about_to_expire_forces_a_checkpoint(tmp_path: Path) -> None:
+    clock = [0]
+    p = hf.Pipeline("expiring")
+    p.read("in", Expiring(clock)).key_by("k").process("run", Everything()).write("out", hf.memory())
+    life = live(p, tmp_path, checkpoint="manual", max_records=20, clock_ms=lambda: clock[0], runner=Waiting)
+    made = [c for c in life.outcomes if isinstance(c, Checkpoint)]
+    assert [c.trigger for c in made] == ["SOURCE_EXPIRES"] * len(made)
+    assert len(made) >= 1
+    assert made[0].epoch == 6  # 60 minutes after epoch 1, less the margin
+
+
+class Waiting(LocalRunner):
+    """Gives a checkpoint time before the next epoch."""
+
+    def run(self, plan: Any, header: Any) -> Any:
+        for thread in threading.enumerate():
+            if thread.name == "holdfast-checkpoint":
+                thread.join()
+        return super().run(plan, header)
+
+
+class Full(Waiting):
+    """A store that is full until room is made."""
+
+    room = False
+
+    def upload(self, folder: str, shards: Any, give_up: Any) -> Any:
+        if not type(self).room:
+            return [Uploaded("local", True, reason=Reason.STORE_FULL.name, detail="No space left on device")]
+        return super().upload(folder, shards, give_up)
+
+
+def test_failed_checkpoints_in_a_row_are_said_loudly_and_the_user_chooses(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = iter(range(0, 10**12, 100_000))
+    options: dict[str, Any] = {"checkpoint": "1 epochs", "max_records": 20, "runner": Full}
+    options |= {"clock_ms": lambda: next(clock), "checkpoint_failures": 3}
+    life = live(unsteady(hf.memory()), tmp_path / "a", epochs=4, **options)
+    assert {o.reason for o in life.outcomes if isinstance(o, FailedCheckpoint)} == {Reason.STORE_FULL}
+    assert "3 checkpoints in a row have failed, the last because the store has no room left" in caplog.text
+    with pytest.raises(CheckpointError, match="3 checkpoints in a row"):
+        live(unsteady(hf.memory()), tmp_path / "b", on_checkpoint_failure="stop", **options)
+    Full.room = True
+    try:
+        life = live(unsteady(hf.memory()), tmp_path / "b", on_checkpoint_failure="stop", **options)
+    finally:
+        Full.room = False
+    assert life.driver.last_epoch == 12
+
+
+def test_a_checkpoint_that_was_asked_for_is_made_and_the_wish_is_gone(tmp_path: Path) -> None:
+    life = make(unsteady(hf.memory()), tmp_path, checkpoint="manual", max_records=20, epochs=3)
+    life.journal.ask_for_checkpoint()
+    life.driver.start()
+    life.driver.run()
+    assert [c.trigger for c in life.outcomes if isinstance(c, Checkpoint)] == ["ASKED"]
+    assert life.journal.wishes() == []
+
+
+def test_a_shard_whose_files_vanish_under_it_is_noticed_by_the_upload_and_rebuilt(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"checkpoint": "manual", "max_records": 20, "parallelism": 3, "trim_log": False}
+    life = make(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", runner=Waiting, **options)
+    life.driver.start()
+    folder = Path(life.program.state_root) / "generated" / "first" / "00000"
+
+    def spoil(facts: Any) -> None:
+        if facts.epoch == 5:
+            for path in folder.glob("*.delta"):
+                path.unlink()
+            life.journal.ask_for_checkpoint()
+
+    life.driver._on_epoch = spoil
+    life.driver.run()
+    reasons = [o.reason for o in life.outcomes if isinstance(o, FailedCheckpoint)]
+    assert reasons[0] is Reason.MISSING
+    assert life.recovery.last is not None and life.recovery.last.lacking == 1
+    assert isinstance(life.outcomes[-1], Checkpoint)
+    check(ONE, life, tmp_path)
