@@ -24,7 +24,7 @@ from holdfast.checkpoint.retention import sort_out, upload_folder
 from holdfast.checkpoint.storage import Storage, open_storage
 from holdfast.checkpoint.upload import ShardUpload, Uploaded
 from holdfast.config import Settings
-from holdfast.errors import CheckpointError, JobLostError
+from holdfast.errors import CheckpointError, EngineError, JobLostError
 from holdfast.faults.points import reach
 from holdfast.log.journal import Journal
 from holdfast.log.records import Commit, Identity, Plan
@@ -190,8 +190,8 @@ class Coordinator:
         try:
             self._journal.check_fence()
             self._catalog.complete(checkpoint)
-        except OSError as error:
-            return pending.failed(Reason.STORE, f"its record: {error}", self._clock_ms())
+        except EngineError as error:
+            return pending.failed(Reason.STORE, error.message, self._clock_ms())
         reach("checkpoint.after_record")
         self._journal.fulfil(wishes)
         self.newest_epoch = checkpoint.epoch

@@ -7,6 +7,8 @@ import traceback
 
 import typer
 
+from holdfast.cli.chaos import chaos
+from holdfast.cli.checkpoints import checkpoint, checkpoints
 from holdfast.cli.config import config
 from holdfast.cli.demo import demo
 from holdfast.cli.doctor import doctor
@@ -27,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for command in (run, plan, status, stop, state, config, doctor, demo):
+for command in (run, plan, status, stop, state, checkpoint, checkpoints, config, doctor, chaos, demo):
     app.command()(command)
 
 

@@ -6,14 +6,24 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
+import psutil
 import typer
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.cli.checkpoints import list_facts
 from holdfast.cli.directory import Directory, open_directory, process_of, state_of
 from holdfast.cli.output import amount, clock, console, millis, print_json, size
+from holdfast.supervise.supervisor import read_supervision
 
-_COLOURS = {"running": "green", "starting": "yellow", "waiting": "yellow", "failed": "red", "died": "red"}
+_COLOURS = {
+    "running": "green",
+    "starting": "yellow",
+    "recovering": "yellow",
+    "waiting": "yellow",
+    "failed": "red",
+    "died": "red",
+}
 
 
 def status(
@@ -52,11 +62,33 @@ def status_facts(directory: Directory) -> dict[str, Any]:
         "state_keys": sum(max(s.live.values(), default=0) for s in sealed),
         "state_bytes": sum(s.size_bytes for s in sealed),
         "bad_records": {} if told is None else told.bad_records,
+        "checkpoint": list_facts(directory)[-1:],
+        "checkpoint_failures": 0 if told is None else told.checkpoint_failures,
+        "supervisor": _supervisor(directory),
         "started_ms": 0 if told is None else told.started_ms,
         "updated_ms": 0 if told is None else told.updated_ms,
         "message": "" if told is None else told.message,
         "error": "" if told is None else told.error,
     }
+
+
+def _supervisor(directory: Directory) -> dict[str, Any] | None:
+    found = read_supervision(directory.path)
+    if found is None or not psutil.pid_exists(found.pid):
+        return None
+    return {"pid": found.pid, "host": found.host, "restarts": found.restarts}
+
+
+def _checkpoint(facts: dict[str, Any]) -> Text:
+    if not facts["checkpoint"]:
+        return Text("none yet", style="yellow")
+    newest = facts["checkpoint"][0]
+    if not newest["usable"]:
+        return Text(f"{newest['number']}, which can't be used: {newest['why']}", style="red")
+    ago = clock(max(0.0, time.time() - newest["completed_ms"] / 1000))
+    text = f"{newest['number']} of epoch {newest['epoch']}, {size(newest['size_bytes'])}, {ago} ago"
+    failed = facts["checkpoint_failures"]
+    return Text(f"{text}; {failed} failed since", style="red") if failed else Text(text)
 
 
 def _shown(facts: dict[str, Any]) -> Table:
@@ -75,10 +107,14 @@ def _shown(facts: dict[str, Any]) -> Table:
             "stored state",
             f"{amount(facts['state_keys'])} keys, {size(facts['state_bytes'])}, {facts['backend']}",
         ),
+        ("checkpoint", _checkpoint(facts)),
         ("parallelism", facts["parallelism"]),
         ("bad records", ", ".join(f"{uid} {amount(n)}" for uid, n in facts["bad_records"].items()) or "0"),
         ("directory", facts["directory"]),
     ]
+    if facts["supervisor"]:
+        watched = f"process {facts['supervisor']['pid']}, {facts['supervisor']['restarts']} restarts"
+        rows.append(("supervisor", watched))
     if facts["error"]:
         rows.append(("error", Text(facts["error"], style="red")))
     for name, value in rows:

@@ -117,11 +117,23 @@ def _figures(seen: Seen, status: Status, spark: int) -> Table:
             "state",
             Text(size(status.state_bytes)),
         ),
-        ("bad records", bad, Text(_fitting(status.directory, spark), style="dim"), "", Text("")),
+        (
+            "bad records",
+            bad,
+            Text(_fitting(status.directory, spark), style="dim"),
+            "checkpoint",
+            _checkpoint(status),
+        ),
     ]
     for label, value, middle, other, last in rows:
         grid.add_row(Text(label, style="dim"), value, middle, Text(other, style="dim"), last)
     return grid
+
+
+def _checkpoint(status: Status) -> Text:
+    if status.checkpoint_failures:
+        return Text(f"{status.checkpoint_failures} failed", style="bold red")
+    return Text(f"epoch {amount(status.checkpoint_epoch)}" if status.checkpoint else "none yet", style="dim")
 
 
 def _percentiles(seen: Seen) -> Text:
@@ -143,7 +155,9 @@ def _fitting(path: str, width: int) -> str:
 
 
 def _messages(seen: Seen, status: Status) -> list[Text]:
-    """What the engine said while it was starting; gone once epochs run."""
+    """What the engine said while it was starting, gone once epochs run; and how far a recovery is."""
+    if status.state == "recovering":
+        return [Text(status.message, style="yellow", no_wrap=True)]
     if seen.epochs or status.state not in ("starting", "waiting"):
         return []
     return [Text(f"{message}…", style="yellow", no_wrap=True) for message in seen.messages.copy()]

@@ -10,7 +10,7 @@ from holdfast.engine.program import Program, output_schema
 from holdfast.errors import HoldfastError, IncompatibleError, PipelineError
 from holdfast.functions import Aggregate, Column
 from holdfast.io.base import Source
-from holdfast.log.records import Identity
+from holdfast.log.records import Commit, Identity
 from holdfast.plan import graph as g
 from holdfast.plan.stages import Stages, cut
 from holdfast.state.descriptors import declared_states
@@ -112,14 +112,40 @@ def _describe(aggregate: Any) -> str:
 
 
 def check_identity(there: Identity, here: Identity, directory: str) -> None:
-    """Refuse a directory that belongs to another pipeline, or to this one with other uids or types."""
+    """Refuse a directory that belongs to another pipeline, or to this one with other uids or types.
+
+    Changed code is compatible, and so is a new operator, source or sink: it starts with nothing. What the
+    directory holds something for must still be there, and be of the same kind and types.
+    """
     differences = list(_differences(there, here))
     if differences:
         raise IncompatibleError(
             f"The directory {directory} does not fit this pipeline: {differences[0]}.",
             remedy="Choose another directory (--dir), or bring the pipeline back to what the directory holds.",
-            detail="\n".join(f"  - {d}" for d in differences),
+            detail="\n".join([f"  - {d}" for d in differences] + [""] + _both_sides(there, here)),
         )
+
+
+def check_stored(last: Commit | None, here: Identity, directory: str) -> None:
+    """Refuse a pipeline without an operator that was added later and has state by now."""
+    gone = sorted(set() if last is None else set(last.shards) - set(here.operators))
+    if gone:
+        raise IncompatibleError(
+            f"The directory {directory} does not fit this pipeline: it has state of {gone[0]!r}, which is missing here.",
+            remedy="Choose another directory (--dir), or bring the operator back.",
+        )
+
+
+def _both_sides(there: Identity, here: Identity) -> list[str]:
+    lines = []
+    for title, one in (("in the directory", there), ("in this pipeline", here)):
+        lines.append(
+            f"  {title}: {one.name}, parallelism {one.parallelism}, {one.backend}, {one.key_groups} key groups"
+        )
+        for uid, facts in sorted(one.operators.items()):
+            shown = ", ".join(f"{k} {v}" for k, v in facts.items() if k != "kind")
+            lines.append(f"    {facts['kind']} {uid!r}: {shown}")
+    return lines
 
 
 def _differences(there: Identity, here: Identity) -> Any:
@@ -131,8 +157,6 @@ def _differences(there: Identity, here: Identity) -> Any:
             yield f"{field} was {getattr(there, field)!r} and is {getattr(here, field)!r} now"
     for uid in sorted(set(there.operators) - set(here.operators)):
         yield f"the {there.operators[uid]['kind']} {uid!r} is stored there and missing here"
-    for uid in sorted(set(here.operators) - set(there.operators)):
-        yield f"the {here.operators[uid]['kind']} {uid!r} is new here"
     for uid in sorted(set(here.operators) & set(there.operators)):
         was, is_now = there.operators[uid], here.operators[uid]
         if was != is_now:

@@ -18,7 +18,7 @@ from holdfast.engine.aggregate import Combiner, partial_edge
 from holdfast.engine.batch import Batch, SchemaBook
 from holdfast.engine.calls import reached, user_error
 from holdfast.engine.exchange import DataHead, data_blob, divide
-from holdfast.errors import PipelineError, SchemaError
+from holdfast.errors import PipelineError, SchemaError, SinkError
 from holdfast.io.base import Sink, SinkWriter, StagedFile, Target
 from holdfast.plan import graph as g
 from holdfast.plan.stages import Exchange, Stage, Stages, takers
@@ -131,6 +131,7 @@ class _ToSink:
 
     def __init__(self, node: g.Node, writer: SinkWriter, book: SchemaBook) -> None:
         self.uid = node.uid
+        self._where = node.where
         self.rows = 0
         self._writer, self._book = writer, book
         self._schema: pa.Schema | None = None
@@ -141,10 +142,24 @@ class _ToSink:
             return  # the driver sees both schemas and runs the epoch again with one that holds both
         self._schema = table.schema
         self.rows += table.num_rows
-        self._writer.write(table)
+        with self._naming_disk():
+            self._writer.write(table)
 
     def close(self) -> list[StagedFile]:
-        return self._writer.close()
+        with self._naming_disk():
+            return self._writer.close()
+
+    @contextlib.contextmanager
+    def _naming_disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise SinkError(
+                f"Output can't be staged: {error}",
+                uid=self.uid,
+                where=self._where,
+                remedy="Make room for it, or mend its disk, and start again: the epoch was not committed, nothing is lost.",
+            ) from None
 
     def abort(self) -> None:
         self._writer.abort()

@@ -22,7 +22,7 @@ from holdfast.checkpoint.metadata import Checkpoint
 from holdfast.checkpoint.policy import parse_policy
 from holdfast.config import Settings, resolve
 from holdfast.engine import session as sessions
-from holdfast.engine.build import build_program, build_stages, check_identity, identity_of
+from holdfast.engine.build import build_program, build_stages, check_identity, check_stored, identity_of
 from holdfast.engine.doors import is_local
 from holdfast.engine.driver import Driver
 from holdfast.engine.shipping import ship
@@ -136,6 +136,7 @@ class Handle:
         if identity is not None:
             here = identity_of(stages, self._settings, self._settings.parallelism or identity.parallelism)
             check_identity(identity, here, str(self.directory))
+            check_stored(journal.commit(journal.last_epoch()), here, str(self.directory))
         for node in stages.graph.of_kind(g.SINK):
             with _naming(node):
                 node.body.check()
@@ -291,6 +292,13 @@ def _plain(error: BaseException) -> BaseException:
         )
         made.__cause__ = error
         return made
+    if isinstance(error, ConnectionError):  # py4j lets these through when the JVM is gone
+        gone = EngineError(
+            "Spark's JVM is gone.",
+            remedy="Look whether it was killed, for lack of memory perhaps, and start again; nothing is lost.",
+        )
+        gone.__cause__ = error
+        return gone
     return error
 
 

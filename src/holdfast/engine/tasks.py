@@ -223,7 +223,7 @@ def _run_epoch(
             chain = _apply(program, stage, shard, inbox, header, where, shards, report)
             exchanges = list(chain.exchanges.values()) if chain else []
     except Exception as error:
-        report.error = facts_of(error)
+        report.error = facts_of(error, uid)
         exchanges = []
     report.took_ms = (time.perf_counter() - started) * 1e3
     usable = not (report.error or report.lacking or report.skipped)
@@ -354,6 +354,8 @@ def _compare(
 ) -> None:
     """Hold a replayed epoch against the first run, and at the end of a job be what was committed then."""
     assert report.sealed is not None
+    if node.uid not in again.digests:
+        return  # an operator that the pipeline did not have then
     first, now = again.digests[node.uid][shard], report.sealed.digest
     what = "" if first == now else f"its changes to state have digest {now:08x}, the first run's {first:08x}"
     for edge, sent in again.sent[node.uid][shard].items():
@@ -406,19 +408,28 @@ def _send(
     return sent
 
 
-def facts_of(error: Exception) -> dict[str, Any]:
+def facts_of(error: Exception, uid: str | None = None) -> dict[str, Any]:
     """An error as a task hands it to the driver."""
     if isinstance(error, HoldfastError):
-        return dict(error.facts())
-    detail = traceback.format_exc(limit=-6)
-    made = EngineError(f"{type(error).__name__}: {error}", remedy=_remedy(error), detail=detail)
+        return dict(error.at(uid, None).facts())
+    if _is_disk(error):
+        made = EngineError(f"The host's disk fails: {error}", uid=uid, remedy=_MAKE_ROOM)
+    else:
+        detail = traceback.format_exc(limit=-6)
+        made = EngineError(f"{type(error).__name__}: {error}", uid=uid, remedy=_REPORT, detail=detail)
     return dict(made.facts())
 
 
-def _remedy(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return "Look at the disk of the host that ran the task: is it full, or not writable?"
-    return "This looks like a fault of holdfast itself: please report it with the lines below."
+_MAKE_ROOM = (
+    "Make room on the disk of the host that ran the task, or mend it, and start again: the epoch was not committed, "
+    "and nothing is lost."
+)
+_REPORT = "This looks like a fault of holdfast itself: please report it with the lines below."
+
+
+def _is_disk(error: Exception) -> bool:
+    """Whether it is the disk: Python says so by type, RocksDB only in words."""
+    return isinstance(error, OSError) or "IO error: No space left" in str(error)
 
 
 def _worker() -> str:

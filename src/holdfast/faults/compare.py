@@ -135,7 +135,9 @@ def rows_compared(uid: str, got: Sequence[pa.Table], expected: Sequence[pa.Table
     lost, doubled = theirs - ours, ours - theirs
     findings = [f"[{uid}] {sum(lost.values())} rows are lost, such as {_some(lost)}."] if lost else []
     if doubled:
-        findings.append(f"[{uid}] {sum(doubled.values())} rows are there too often, such as {_some(doubled)}.")
+        findings.append(
+            f"[{uid}] {sum(doubled.values())} rows are there too often, such as {_some(doubled)}."
+        )
     return Verdict(sum(lost.values()), sum(doubled.values()), findings=tuple(findings))
 
 
@@ -258,5 +260,7 @@ def counts_compared(got: Sequence[Commit], expected: Sequence[Commit]) -> Verdic
         lost += max(0, theirs.records_in - ours.records_in)
         doubled += max(0, ours.records_in - theirs.records_in)
         if ours.records_in != theirs.records_in:
-            findings.append(f"Epoch {ours.epoch} read {ours.records_in} records, the runner {theirs.records_in}.")
+            findings.append(
+                f"Epoch {ours.epoch} read {ours.records_in} records, the runner {theirs.records_in}."
+            )
     return Verdict(lost, doubled, findings=tuple(findings[:_SHOWN]))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.errors import DirectoryError, FencedError, IncompatibleError
+from holdfast.errors import DirectoryError, EngineError, FencedError, IncompatibleError
 from holdfast.log.records import FORMAT, Commit, Generation, Identity, Plan
 from holdfast.log.store import LocalStore, LogStore
 
@@ -37,6 +37,15 @@ class Journal:
         """The log in a local directory."""
         return Journal(LocalStore(Path(directory) / "log"))
 
+    def _create(self, name: str, data: bytes) -> bool:
+        try:
+            return self._store.put_if_absent(name, data)
+        except OSError as error:
+            raise EngineError(
+                f"The record {name} can't be written: {error.strerror or error}.",
+                remedy="Make room on the disk of the pipeline's directory, or mend it, and start again: nothing is lost.",
+            ) from error
+
     # Who may write
 
     def take(self, application: str = "", fingerprint: str = "") -> Generation:
@@ -51,7 +60,7 @@ class Journal:
             application=application,
             fingerprint=fingerprint,
         )
-        if not self._store.put_if_absent(_numbered("generations", number), msgspec.json.encode(record)):
+        if not self._create(_numbered("generations", number), msgspec.json.encode(record)):
             raise FencedError(
                 f"Another driver became generation {number} at the same moment.",
                 remedy="Start again if you meant to.",
@@ -86,7 +95,7 @@ class Journal:
         return msgspec.json.decode(data, type=Identity)
 
     def create_identity(self, identity: Identity) -> None:
-        if not self._store.put_if_absent(_IDENTITY, msgspec.json.encode(identity)):
+        if not self._create(_IDENTITY, msgspec.json.encode(identity)):
             raise FencedError("Another driver made this directory its own at the same moment.")
 
     # What an epoch reads
@@ -94,7 +103,7 @@ class Journal:
     def put_plan(self, plan: Plan) -> Plan:
         """Create a plan. If a driver of the past was faster, its plan is the fact, unless we are of the past."""
         name = _plan_name(plan.epoch, plan.replan)
-        if self._store.put_if_absent(name, msgspec.json.encode(plan)):
+        if self._create(name, msgspec.json.encode(plan)):
             return plan
         self._refuse_if_replaced(f"Epoch {plan.epoch} was planned by another driver.")
         found = self.plan(plan.epoch)
@@ -115,7 +124,7 @@ class Journal:
 
     def put_commit(self, commit: Commit) -> Commit:
         """Decide an epoch. If a driver of the past was faster, its decision holds, unless we are of the past."""
-        if self._store.put_if_absent(_numbered("commits", commit.epoch), msgspec.json.encode(commit)):
+        if self._create(_numbered("commits", commit.epoch), msgspec.json.encode(commit)):
             return commit
         self._refuse_if_replaced(f"Epoch {commit.epoch} was decided by another driver.")
         found = self.commit(commit.epoch)
@@ -163,7 +172,7 @@ class Journal:
 
     def put_checkpoint(self, number: int, data: bytes) -> bool:
         """Create a metadata record; False where its number is taken."""
-        return self._store.put_if_absent(_numbered("checkpoints", number), data)
+        return self._create(_numbered("checkpoints", number), data)
 
     def delete_checkpoint(self, number: int) -> None:
         self._store.delete(_numbered("checkpoints", number))
@@ -173,7 +182,7 @@ class Journal:
     def ask_for_checkpoint(self) -> str:
         """Ask the newest generation for a checkpoint; the wish is taken away once it is fulfilled."""
         name = f"wishes/{time.time_ns():020d}.json"
-        self._store.put_if_absent(name, b"{}")
+        self._create(name, b"{}")
         return name
 
     def wishes(self) -> list[str]:
@@ -187,7 +196,7 @@ class Journal:
 
     def ask_to_stop(self) -> None:
         """Ask the newest generation to finish its epoch and stop."""
-        self._store.put_if_absent(_numbered("stops", self.newest_generation()), b"{}")
+        self._create(_numbered("stops", self.newest_generation()), b"{}")
 
     def asked_to_stop(self) -> bool:
         return self._store.get(_numbered("stops", self.generation)) is not None

@@ -16,6 +16,7 @@ were written, so that expiry reads what expires.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -199,7 +200,13 @@ class RocksState(ShardState):
             raise Damaged(f"{manifest.base} is missing or not whole")
         try:
             self._open(base)
+        except FileNotFoundError as error:
+            raise Damaged(f"{manifest.base}: {error}") from None
+        except OSError:
+            raise
         except Exception as error:  # rocksdict has no type of its own for what RocksDB says
+            if "No space left" in str(error):
+                raise OSError(errno.ENOSPC, str(error)) from None
             raise Damaged(f"{manifest.base}: {error}") from None
         for file in manifest.files:
             for name, rows in self._folder.read(file).items():
