@@ -72,7 +72,7 @@ def prepare(program: Program, asked: Prepare, where: Where, shards: Shards) -> P
     except (Damaged, Missing) as error:
         answer = msgspec.structs.replace(answer, lacking=True, damaged=str(error))
     except Exception as error:
-        answer = msgspec.structs.replace(answer, lacking=True, error=facts_of(error))
+        answer = msgspec.structs.replace(answer, lacking=True, error=facts_of(error, asked.uid))
     took_ms = (time.perf_counter() - started) * 1e3
     return msgspec.structs.replace(answer, fetched_bytes=fetched, took_ms=took_ms)
 
