@@ -2,9 +2,9 @@
 
 import sys
 
-from bench import throughput
+from bench import durability, throughput
 
-BENCHMARKS = {"throughput": throughput.run}
+BENCHMARKS = {"throughput": throughput.run, "durability": durability.run}
 
 
 def main() -> None:

@@ -66,6 +66,12 @@ class Status(msgspec.Struct):
     """What was uploaded for it; the store had the rest."""
     checkpoint_failures: int = 0
     """Failed checkpoints since then."""
+    recovered_shards: int = 0
+    """How many shards the last recovery of this run rebuilt, and what that took."""
+    recovery_ms: float = 0.0
+    loaded_bytes: int = 0
+    replayed_epochs: int = 0
+    replay_ms: float = 0.0
     started_ms: int = 0
     updated_ms: int = 0
     message: str = ""

@@ -13,10 +13,18 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast.checkpoint.catalog import Catalog
 from holdfast.engine.doors import PinnedDoors, PublicDoors, open_doors
 from holdfast.engine.session import check_session, problems
 from holdfast.engine.spark_runner import SparkRunner
-from holdfast.errors import FencedError, IncompatibleError, SessionError, StateLostError, UserCodeError
+from holdfast.errors import (
+    FencedError,
+    IncompatibleError,
+    InUseError,
+    SessionError,
+    StateLostError,
+    UserCodeError,
+)
 from holdfast.log.journal import Journal
 
 Row = dict[str, Any]
@@ -190,6 +198,56 @@ def test_a_driver_that_was_replaced_ends(spark: Any, tmp_path: Path) -> None:
     Journal.at(tmp_path).take()
     with pytest.raises(FencedError):
         handle.wait(30)
+
+
+def test_a_second_start_is_refused_with_the_first_ones_identity_and_may_take_over(
+    spark: Any, tmp_path: Path
+) -> None:
+    first = running(hf.memory(), hf.records(DATA, per_epoch=1)).start(spark=spark, dir=str(tmp_path))
+    while first.last_epoch < 2:
+        time.sleep(0.02)
+    with pytest.raises(InUseError, match=rf"process {os.getpid()} on .*, generation 1, since"):
+        running(hf.memory()).run(spark=spark, dir=str(tmp_path))
+    second = running(hf.memory(), hf.records(DATA, per_epoch=1)).start(
+        spark=spark, dir=str(tmp_path), take_over=True, epochs=2
+    )
+    with pytest.raises(FencedError):
+        first.wait(30)
+    assert second.wait(30)
+    assert second.status().generation == 2
+
+
+def test_changed_code_goes_on_after_a_checkpoint_and_what_is_missing_is_refused(
+    spark: Any, tmp_path: Path
+) -> None:
+    class Sum(hf.KeyedProcess):
+        total = hf.ValueState(int, default=0)
+
+        def process(self, key: Any, record: Row, ctx: hf.Context) -> Any:
+            self.total.value += record["v"] * 1
+            yield {"k": key, "total": self.total.value}
+
+    def changed(sink: hf.Sink, uid: str = "run") -> hf.Pipeline:
+        p = hf.Pipeline("running")
+        stream = p.read("in", hf.records(DATA, per_epoch=20)).key_by("k").process(uid, Sum())
+        stream.write("out", sink)
+        stream.write("more", hf.memory())
+        return p
+
+    options: dict[str, Any] = {"spark": spark, "dir": str(tmp_path), "checkpoint_on_stop": False}
+    running(hf.memory()).run(epochs=3, **options)
+    sink = hf.memory()
+    changed(sink).run(epochs=1, **options)
+    made = Catalog(Journal.at(tmp_path)).completed()
+    assert [(c.epoch, c.trigger) for c in made] == [(3, "CODE_CHANGED")]
+    changed(sink).run(drain=True, **options)
+    assert last_totals(sink) == EXPECTED
+    with pytest.raises(
+        IncompatibleError, match="the process 'run' is stored there and missing here"
+    ) as caught:
+        changed(hf.memory(), uid="other").run(drain=True, **options)
+    assert "in the directory: running" in str(caught.value)
+    assert "in this pipeline: running" in str(caught.value)
 
 
 def test_sessions_that_break_the_engine_are_refused_at_once() -> None:

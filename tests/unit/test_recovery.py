@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -376,3 +377,36 @@ def test_a_shard_whose_files_vanish_under_it_is_noticed_by_the_upload_and_rebuil
     assert life.recovery.last is not None and life.recovery.last.lacking == 1
     assert isinstance(life.outcomes[-1], Checkpoint)
     check(ONE, life, tmp_path)
+
+
+def test_checkpoints_in_an_object_store_bring_state_back(tmp_path: Path) -> None:
+    """moto's server stands in for S3."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        endpoint = f"http://{host}:{port}"
+        urllib.request.urlopen(urllib.request.Request(f"{endpoint}/bucket", method="PUT")).close()
+        secret = "not-a-real-secret"
+        store = {"endpoint": endpoint, "region": "us-east-1", "allow_http": "true"}
+        store |= {"access_key_id": "NOTAREALKEY", "secret_access_key": secret}
+        options: dict[str, Any] = {
+            "checkpoint": "2 epochs",
+            "max_records": 20,
+            "parallelism": 3,
+            "trim_log": False,
+        }
+        options |= {"checkpoint_dir": "s3://bucket/pipelines", "storage": store, "checkpoint_on_stop": False}
+        first = live(TWO.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", epochs=7, **options)
+        shutil.rmtree(first.program.state_root)
+        second = live(TWO.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", **options)
+        assert second.recovery.last is not None
+        assert second.recovery.last.replayed == 1
+        assert second.recovery.last.loaded_bytes > 0
+        check(TWO, second, tmp_path)
+        for path in (tmp_path / "dir" / "log").rglob("*.json"):
+            assert secret not in path.read_text()
+    finally:
+        server.stop()

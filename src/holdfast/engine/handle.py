@@ -249,6 +249,10 @@ class Handle:
     def _recovering(self, progress: Progress | None) -> None:
         self._status.state = "running" if progress is None else "recovering"
         self._status.message = "" if progress is None else progress.sentence()
+        if progress is not None:
+            self._status.recovered_shards, self._status.recovery_ms = progress.lacking, progress.took_s * 1e3
+            self._status.loaded_bytes = progress.loaded_bytes
+            self._status.replayed_epochs, self._status.replay_ms = progress.replayed, progress.replaying_s * 1e3
         self._tell(None)
 
     def _epoch(self, facts: EpochFacts) -> None:

@@ -89,6 +89,7 @@ class Recovery:
     def _ended(self, started: float, rebuilt: int) -> None:
         if rebuilt:
             self.last = dataclasses.replace(self._progress, took_s=time.monotonic() - started)
+            self._tell(self.last)
             self._tell(None)
 
     def _lacking(self, last: Commit) -> list[tuple[str, int]]:
