@@ -276,6 +276,11 @@ def _checked(settings: Settings) -> Settings:
             f"parallelism={settings.parallelism} must be between 1 and key_groups={settings.key_groups}.",
             remedy="A shard owns at least one key group.",
         )
+    from holdfast.checkpoint.policy import parse_policy
+    from holdfast.supervise.strategies import parse_restart
+
+    parse_policy(settings.checkpoint)
+    parse_restart(settings.restart)
     if settings.epochs is not None and settings.epochs < 1:
         raise ConfigError("epochs must be at least 1.")
     return settings

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 from pathlib import Path
 from typing import Annotated
 
+import psutil
 import typer
 from rich.console import Console
 
@@ -15,6 +17,7 @@ from holdfast.cli.output import console
 from holdfast.config import parse_duration_s
 from holdfast.errors import HoldfastError
 from holdfast.metrics import Status
+from holdfast.supervise.supervisor import read_supervision
 
 _LOOK_EVERY_S = 0.1
 
@@ -29,6 +32,12 @@ def stop(
     told = directory.status()
     out = console()
     if told is None or not is_running(told):
+        if _stop_supervisor(directory):
+            out.print(
+                f"The supervisor of {dir} was between two starts, and was told not to start again.",
+                soft_wrap=True,
+            )
+            return
         out.print(f"Nothing is running in {dir}: {_how(told)}.", soft_wrap=True)
         return
     directory.journal.ask_to_stop()
@@ -39,6 +48,21 @@ def stop(
             remedy=f"Wait longer (--wait), or look at it: holdfast status {dir}.",
         )
     out.print(f"{ended.pipeline} {state_of(ended)} after epoch {ended.epoch}.", soft_wrap=True)
+
+
+def _stop_supervisor(directory: Directory) -> bool:
+    """Between two lives of a driver there is only its supervisor to be asked, on its own host."""
+    found = read_supervision(directory.path)
+    if found is None or found.host != socket.gethostname() or found.child_pid is not None:
+        return False
+    try:
+        process = psutil.Process(found.pid)
+        if process.create_time() * 1000 > found.started_ms + 2000:
+            return False  # another process has its number by now
+        process.terminate()
+    except psutil.NoSuchProcess:
+        return False
+    return True
 
 
 def _how(told: Status | None) -> str:

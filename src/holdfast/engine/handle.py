@@ -19,7 +19,6 @@ from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.coordinator import Coordinator, Outcome
 from holdfast.checkpoint.lifecycle import Reason
 from holdfast.checkpoint.metadata import Checkpoint
-from holdfast.checkpoint.policy import parse_policy
 from holdfast.config import Settings, resolve
 from holdfast.engine import session as sessions
 from holdfast.engine.build import build_program, build_stages, check_identity, check_stored, identity_of
@@ -116,6 +115,10 @@ class Handle:
         if self._error is not None:
             raise self._error
 
+    def checkpoint(self) -> None:
+        """Ask for a checkpoint of the newest version; does not wait. `status().checkpoint_epoch` tells of the last one."""
+        Journal.at(self.directory).ask_for_checkpoint()
+
     def ask_to_stop(self) -> None:
         """Ask for the end after the epoch under way; does not wait."""
         self._stopping = True
@@ -128,7 +131,6 @@ class Handle:
     def begin(self) -> None:
         """Check everything that can be checked here, then let the driver live on its thread."""
         check_asked()
-        parse_policy(self._settings.checkpoint)
         stages = build_stages(self._pipeline)
         journal = Journal.at(self.directory)
         identity = journal.identity()
@@ -252,7 +254,10 @@ class Handle:
         if progress is not None:
             self._status.recovered_shards, self._status.recovery_ms = progress.lacking, progress.took_s * 1e3
             self._status.loaded_bytes = progress.loaded_bytes
-            self._status.replayed_epochs, self._status.replay_ms = progress.replayed, progress.replaying_s * 1e3
+            self._status.replayed_epochs, self._status.replay_ms = (
+                progress.replayed,
+                progress.replaying_s * 1e3,
+            )
         self._tell(None)
 
     def _epoch(self, facts: EpochFacts) -> None:

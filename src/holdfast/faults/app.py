@@ -13,9 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli.loading import load
-from holdfast.cli.reporting import JsonLines
-from holdfast.cli.running import run_reported
 from holdfast.config import Settings, resolve
 from holdfast.errors import HoldfastError
 from holdfast.faults.standins import into_folders
@@ -32,6 +29,11 @@ def command(app: str, out: Path, settings: Mapping[str, Any], *, supervise: bool
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the victim, or its supervisor; gives the exit code."""
+    # Here, because the command line imports the experiments, and they import `command`.
+    from holdfast.cli.loading import load
+    from holdfast.cli.reporting import JsonLines
+    from holdfast.cli.running import run_reported
+
     parser = argparse.ArgumentParser(prog="python -m holdfast.faults.app")
     parser.add_argument("app")
     parser.add_argument("--out", type=Path, required=True)

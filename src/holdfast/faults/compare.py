@@ -97,7 +97,8 @@ def compare(load: Load, directory: Path, out: Path, scratch: Path) -> Verdict:
     verdict = Verdict(epochs=len(commits), records=sum(c.records_in for c in commits))
     for node in pipeline.graph().of_kind(g.SINK):
         verdict += rows_compared(node.uid, _tables(out / node.uid), _tables(scratch / "out" / node.uid))
-    verdict += states_compared(identity.name, commits, expected.commits, scratch / "runner" / "state")
+    roots = directory / "state", scratch / "runner" / "state"
+    verdict += states_compared(identity.name, commits, expected.commits, *roots)
     sources = {n.uid: n.body for n in load().graph().of_kind(g.SOURCE)}
     verdict += plans_compared(plans, beginnings(sources))
     return verdict + counts_compared(commits, expected.commits)
@@ -178,8 +179,13 @@ def _tables(folder: Path) -> list[pa.Table]:
 # State
 
 
-def states_compared(name: str, got: Sequence[Commit], expected: Sequence[Commit], root: Path) -> Verdict:
-    """Shards whose state at the last commit, or whose changes in any epoch, are not the runner's."""
+def states_compared(
+    name: str, got: Sequence[Commit], expected: Sequence[Commit], here: Path, theirs_root: Path
+) -> Verdict:
+    """Shards whose state at the last commit, or whose changes in any epoch, are not the runner's.
+
+    A commit names a host by its state root, where it has one of its own; otherwise `here` is.
+    """
     findings = []
     for uid, shards in got[-1].shards.items():
         for number, shard in enumerate(shards):
@@ -187,8 +193,9 @@ def states_compared(name: str, got: Sequence[Commit], expected: Sequence[Commit]
             theirs = expected[-1].shards[uid][number]
             why = _first_divergence(uid, number, got, expected)
             try:
-                ours = _state(Path(shard.host) / where, shard.sealed.stamp, uid, number)
-                if ours != _state(root / where, theirs.sealed.stamp, uid, number):
+                ours_root = Path(shard.host) if shard.host.startswith("/") else here
+                ours = _state(ours_root / where, shard.sealed.stamp, uid, number)
+                if ours != _state(theirs_root / where, theirs.sealed.stamp, uid, number):
                     why = why or "its tables differ"
             except HoldfastError as error:
                 why = why or error.message

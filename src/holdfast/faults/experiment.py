@@ -18,7 +18,7 @@ from typing import Any
 from holdfast.errors import HoldfastError
 from holdfast.faults.app import command
 from holdfast.faults.cluster import Cluster
-from holdfast.faults.victims import Fault, Nobody, Victims
+from holdfast.faults.victims import Fault, Nobody, Victims, kill
 from holdfast.log.journal import Journal
 from holdfast.metrics import read_status
 from holdfast.supervise.processes import kill_everything
@@ -127,8 +127,7 @@ class Experiment:
             return
         # The driver is in a session of its own, so it is not found once its supervisor has gone.
         with contextlib.suppress(Nobody):
-            for process in self.victims.driver()[:1]:
-                process.kill()
+            kill(self.victims.driver())
         kill_everything(self._process)
         self._process = None
 
@@ -196,6 +195,11 @@ class Experiment:
             time.sleep(_LOOK_EVERY_S)
 
     # The end
+
+    def ended(self, timeout_s: float) -> int:
+        """Wait until the application has ended by itself: its exit code."""
+        assert self._process is not None
+        return self._process.wait(timeout_s)
 
     def stop(self, after: Struck | None = None) -> None:
         """Stop cleanly once the application is well again: an epoch planned after the last fault is decided."""

@@ -42,6 +42,7 @@ def files(
     on_drift: str = "fail",
     late_window: str | float = "1h",
     settle: str | float = "0s",
+    retention: str | float | None = None,
     header: bool = True,
     delimiter: str = ",",
     multiline: bool = False,
@@ -79,6 +80,8 @@ def files(
         on_drift: "fail" or "ignore": what a column that the schema does not have is.
         late_window: how much older than the newest taken file a file may be and still be taken.
         settle: how long a file must have been left alone before it is taken.
+        retention: how long after its modification somebody else deletes a file. A checkpoint is made before that, so
+            that no recovery needs one that has gone.
         header: CSV: whether the first line names the columns; if not, the schema's order counts.
         delimiter: CSV: what stands between cells.
         multiline: CSV: whether cells in quotes may hold newlines; each file is then read by one task.
@@ -102,6 +105,7 @@ def files(
         on_drift=drift.check_choice(on_drift),
         late_window_s=parse_duration_s(late_window),
         settle_s=parse_duration_s(settle),
+        retention_s=None if retention is None else parse_duration_s(retention),
     )
 
 
@@ -159,7 +163,9 @@ class FilesSource(Source):
         on_drift: str,
         late_window_s: float,
         settle_s: float,
+        retention_s: float | None = None,
     ) -> None:
+        self._retention_ms = None if retention_s is None else int(retention_s * 1000)
         self.path = os.path.abspath(path)
         self.on_bad_record = on_bad_record
         self._format = format
@@ -180,6 +186,11 @@ class FilesSource(Source):
     def __getstate__(self) -> dict[str, Any]:
         folder = Folder(self._root, self._pattern, self._only)
         return {**self.__dict__, "_folder": folder, "_measures": {}}
+
+    def expires_ms(self, piece: Range) -> int | None:
+        if self._retention_ms is None:
+            return None
+        return int(piece.info["mtime_ns"]) // 1_000_000 + self._retention_ms
 
     def describe(self) -> str:
         return f"{self._format.name} files in {self.path}"

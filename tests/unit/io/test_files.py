@@ -385,3 +385,12 @@ def test_at_most_a_thousand_files_are_offered_at_once_and_the_rest_is_backlog(
     offer = source.plan()
     assert (len(offer.ranges), offer.backlog) == (1_000, 200)
     assert len(source.plan().ranges) == 200
+
+
+def test_a_file_expires_so_long_after_its_modification_as_it_is_said_to_be_kept(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n')
+    os.utime(tmp_path / "a.jsonl", (1_000, 1_000))
+    kept = files(tmp_path, format="jsonl", retention="1h")
+    (piece,) = kept.plan(None, Limit(10, 1, 2_000_000)).ranges
+    assert kept.expires_ms(piece) == 1_000_000 + 3_600_000
+    assert files(tmp_path, format="jsonl").expires_ms(piece) is None

@@ -1,0 +1,170 @@
+"""Chaos without a cluster: what is drawn from a seed, when a recovery is over, and what a comparison finds."""
+
+import collections
+import shutil
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+import holdfast as hf
+from holdfast.errors import ConfigError, EngineError
+from holdfast.faults.chaos import draw, parse_faults
+from holdfast.faults.compare import Verdict, beginnings, compare, plans_compared, rows_compared
+from holdfast.faults.experiment import Struck
+from holdfast.faults.standins import into_folders
+from holdfast.faults.victims import Fault, Nobody, chosen
+from holdfast.io.base import Range
+from holdfast.log.journal import Journal
+from holdfast.log.records import Plan, PlannedRange
+from tests.drivers import live
+
+
+def test_the_same_seed_draws_the_same_faults_and_moments() -> None:
+    assert draw(list(Fault), 50, 3) == draw(list(Fault), 50, 3)
+    assert draw(list(Fault), 50, 3) != draw(list(Fault), 50, 4)
+
+
+def test_every_kind_of_fault_comes_about_equally_often() -> None:
+    counts = collections.Counter(blow.fault for blow in draw(list(Fault), 83, 1))
+    assert set(counts) == set(Fault)
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_some_faults_come_before_the_recovery_from_the_one_before_but_never_the_first() -> None:
+    for seed in range(50):
+        assert not draw(list(Fault), 1, seed)[0].overlaps
+    overlapping = [b for b in draw(list(Fault), 400, 1) if b.overlaps]
+    assert 60 < len(overlapping) < 140
+    assert any(b.pause_s < 3 for b in overlapping) and any(b.pause_s > 3 for b in overlapping)
+    assert all(0.2 <= b.pause_s <= 1.5 for b in draw(list(Fault), 400, 1) if not b.overlaps)
+
+
+def test_faults_are_named_and_an_unknown_one_lists_them() -> None:
+    assert parse_faults("all") == list(Fault)
+    assert parse_faults("host, host,driver-kill") == [Fault.HOST, Fault.DRIVER_KILL]
+    with pytest.raises(ConfigError, match="no fault 'hots'") as caught:
+        parse_faults("hots")
+    assert "executor-freeze" in str(caught.value)
+    assert all(fault.sentence for fault in Fault)
+
+
+def test_nobody_is_chosen_among_none() -> None:
+    with pytest.raises(Nobody):
+        chosen([], 0.5)
+
+
+@pytest.mark.parametrize(("epoch", "planned", "awaited"), [(4, 5, 5), (4, 4, 5), (0, 0, 1)])
+def test_a_recovery_ends_with_the_last_planned_epoch_or_the_next_one(
+    epoch: int, planned: int, awaited: int
+) -> None:
+    assert Struck(Fault.HOST, "host", 0, 0.0, 0.0, epoch, planned).awaited == awaited
+
+
+def test_rows_are_compared_as_multisets_whatever_their_order() -> None:
+    one, other = pa.table({"n": [1, 2, 2]}), pa.table({"n": [2, 1, 2]})
+    assert rows_compared("out", [one], [other]).exact
+    found = rows_compared("out", [pa.table({"n": [1, 3]})], [one])
+    assert (found.lost, found.doubled) == (2, 1)
+    assert rows_compared("out", [], [one]).lost == 3
+    assert rows_compared("out", [], []).exact
+
+
+def _plan(epoch: int, *ranges: Range) -> Plan:
+    tasks = [[PlannedRange(n, "numbers", piece) for n, piece in enumerate(ranges)]]
+    return Plan(epoch, 1, 0, tasks, {}, {})
+
+
+def test_a_gap_between_plans_is_lost_and_an_overlap_is_doubled() -> None:
+    begins = {("numbers", "0000"): 0}
+    good = [_plan(1, Range("0000", 0, 10)), _plan(2, Range("0000", 10, 15))]
+    assert plans_compared(good, begins).exact
+    assert plans_compared([good[0], _plan(2, Range("0000", 12, 15))], begins).lost == 2
+    assert plans_compared([good[0], _plan(2, Range("0000", 7, 15))], begins).doubled == 3
+    assert plans_compared([_plan(1, Range("0000", 4, 10))], begins).lost == 4
+
+
+def test_files_are_followed_by_path_and_not_by_the_lane_of_an_epoch() -> None:
+    info = {"path": "a.jsonl"}
+    plans = [_plan(1, Range("0000", 0, 10, info)), _plan(2, Range("0001", 10, 20, info))]
+    assert plans_compared(plans, {}).exact
+    assert plans_compared([plans[0], _plan(2, Range("0001", 11, 20, info))], {}).lost == 1
+
+
+def test_the_beginning_of_every_split_of_a_source_with_a_clock_is_known() -> None:
+    sources = {"rate": hf.rate(100, splits=3), "list": hf.records([{"n": i} for i in range(10)], splits=2)}
+    assert beginnings(sources) == {
+        ("rate", "0000"): 0,
+        ("rate", "0001"): 0,
+        ("rate", "0002"): 0,
+        ("list", "0000"): 0,
+        ("list", "0001"): 5,
+    }
+
+
+class Count(hf.KeyedProcess):
+    n = hf.ValueState(int, default=0)
+
+    def process(self, key, record, ctx):  # type: ignore[no-untyped-def]
+        self.n.value += 1
+        yield {"id": record["id"], "n": self.n.value}
+
+
+def build() -> hf.Pipeline:
+    made = hf.Pipeline("counted")
+    source = hf.records([{"id": i, "k": i % 7} for i in range(100)], splits=2, per_epoch=10)
+    made.read("numbers", source).key_by("k").process("counts", Count()).write("out", hf.memory())
+    return made
+
+
+@pytest.fixture
+def lived(tmp_path: Path) -> Path:
+    live(into_folders(build(), tmp_path / "out"), tmp_path / "dir", checkpoint="never", trim_log=False)
+    return tmp_path
+
+
+def judged(folder: Path) -> Verdict:
+    return compare(build, folder / "dir", folder / "out", folder / "runner")
+
+
+def test_a_run_without_faults_is_exact_and_the_pipelines_own_sinks_are_left_alone(lived: Path) -> None:
+    verdict = judged(lived)
+    assert verdict.exact, verdict.findings
+    assert (verdict.epochs, verdict.records) == (10, 100)
+    assert not judged(lived).findings, "a second comparison starts afresh"
+
+
+def test_a_file_that_vanished_is_lost_and_one_too_many_is_doubled(lived: Path) -> None:
+    parts = sorted((lived / "out" / "out").glob("*.parquet"))
+    shutil.copy(parts[0], parts[0].with_name("part-00000099-00000.parquet"))
+    found = judged(lived)
+    assert (found.lost, found.different_states) == (0, 0) and found.doubled > 0
+    parts[0].unlink()
+    assert judged(lived).exact, "the same rows under another name are the same rows"
+    parts[1].unlink()
+    assert judged(lived).lost > 0
+
+
+def test_state_that_is_gone_or_another_is_different(lived: Path) -> None:
+    journal = Journal.at(lived / "dir")
+    commit = journal.commit(10)
+    assert commit is not None
+    file = lived / "dir" / "log" / "commits" / f"{10:012d}.json"
+    shard = commit.shards["counts"][0]
+    sealed = msgspec.structs.replace(shard.sealed, digest=shard.sealed.digest + 1)
+    wrong = msgspec.structs.replace(
+        commit,
+        shards={"counts": [msgspec.structs.replace(shard, sealed=sealed), *commit.shards["counts"][1:]]},
+    )
+    file.write_bytes(msgspec.json.encode(wrong))
+    assert judged(lived).different_states == 1
+    file.write_bytes(msgspec.json.encode(commit))
+    shutil.rmtree(lived / "dir" / "state" / "counted" / "counts" / "00001")
+    assert judged(lived).different_states == 1
+
+
+def test_a_trimmed_log_can_not_be_compared(lived: Path) -> None:
+    Journal.at(lived / "dir").trim(3)
+    with pytest.raises(EngineError, match="lacks epoch 1"):
+        judged(lived)
