@@ -82,6 +82,7 @@ class Coordinator:
         self._not_before_ms = 0
         self._last_started_ms = clock_ms()
         self._took_ms = 0
+        self._uploads = 0
         self._storage: Storage | None = None
         self.code_changed = False
 
@@ -222,7 +223,8 @@ class Coordinator:
         return versions, sum(a.new_bytes for a in uploaded)
 
     def _answers(self, pending: PendingCheckpoint, shards: list[ShardUpload]) -> list[Uploaded]:
-        folder = upload_folder(pending.number, self._journal.generation)
+        self._uploads += 1
+        folder = upload_folder(pending.number, self._journal.generation, self._uploads)
         over_ms = pending.started_ms + self._settings.checkpoint_timeout_s * 1000
 
         def give_up() -> bool:

@@ -52,12 +52,12 @@ def sort_out(
     )
 
 
-def upload_folder(number: int, generation: int) -> str:
-    """The part of a key that says which upload made it; no two uploads share one."""
-    return f"c{number:08d}-g{generation}"
+def upload_folder(number: int, generation: int, upload: int = 1) -> str:
+    """The part of a key that says which upload made it; no two uploads share one, failed ones included."""
+    return f"c{number:08d}-g{generation}-{upload}"
 
 
 def generation_of(key: str) -> int | None:
     """The generation that uploaded a file; None for what is not ours."""
-    found = re.match(r"c\d{8}-g(\d+)/", key)
+    found = re.match(r"c\d{8}-g(\d+)-\d+/", key)
     return None if found is None else int(found[1])

@@ -137,8 +137,8 @@ def test_a_key_says_which_generation_uploaded_it() -> None:
 
 @given(st.integers(0, 200), st.integers(0, 255))
 def test_a_record_with_any_byte_changed_is_told_from_a_good_one(place: int, byte: int) -> None:
-    data = pack(made(1, 1, ["c00000001-g1/u/00000/d-1"]))
-    assert unpack(data) == made(1, 1, ["c00000001-g1/u/00000/d-1"])
+    data = pack(made(1, 1, ["c00000001-g1-1/u/00000/d-1"]))
+    assert unpack(data) == made(1, 1, ["c00000001-g1-1/u/00000/d-1"])
     changed = bytearray(data)
     changed[place % len(data)] = byte
     if bytes(changed) == data:
@@ -147,7 +147,7 @@ def test_a_record_with_any_byte_changed_is_told_from_a_good_one(place: int, byte
         found = unpack(bytes(changed))
     except DamagedRecord:
         return
-    assert found == made(1, 1, ["c00000001-g1/u/00000/d-1"])  # white space, or a number written otherwise
+    assert found == made(1, 1, ["c00000001-g1-1/u/00000/d-1"])  # white space, or a number written otherwise
 
 
 def test_a_number_can_be_taken_by_nothing() -> None:
