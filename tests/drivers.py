@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 import holdfast as hf
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.coordinator import Coordinator, Outcome
 from holdfast.config import resolve
-from holdfast.engine.build import build_program, build_stages, identity_of
+from holdfast.engine.build import build_program, build_stages, checkpoint_url, identity_of
 from holdfast.engine.driver import Driver
 from holdfast.engine.local import LocalRunner
 from holdfast.engine.program import Program
@@ -49,9 +52,10 @@ def make(
     journal = Journal.at(directory)
     identity = identity_of(stages, settings, parallelism)
     if journal.identity() is None:
-        journal.create_identity(identity)
+        journal.create_identity(msgspec.structs.replace(identity, id=secrets.token_hex(4)))
     journal.take()
-    program = build_program(stages, settings, parallelism, str(directory))
+    url = checkpoint_url(settings, str(directory), journal.identity() or identity)
+    program = build_program(stages, settings, parallelism, str(directory), url)
     facts: list[EpochFacts] = []
     outcomes: list[Outcome] = []
     made = runner(program)

@@ -56,6 +56,8 @@ class Status(msgspec.Struct):
     state_keys: int = 0
     state_bytes: int = 0
     bad_records: dict[str, int] = {}
+    policy: str = ""
+    """When checkpoints are made."""
     checkpoint: int = 0
     """The number of the newest completed checkpoint of this run; 0: none yet."""
     checkpoint_epoch: int = 0

@@ -379,6 +379,18 @@ def test_a_shard_whose_files_vanish_under_it_is_noticed_by_the_upload_and_rebuil
     check(ONE, life, tmp_path)
 
 
+def test_two_pipelines_may_share_a_store_for_their_checkpoints(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"checkpoint": "1 epochs", "max_records": 20, "parallelism": 3}
+    options["checkpoint_dir"] = str(tmp_path / "shared")
+    for name in ("a", "b"):
+        live(ONE.build(sinks_in(tmp_path / f"ours-{name}")), tmp_path / name, epochs=5, **options)
+    life = make(ONE.build(sinks_in(tmp_path / "ours-a")), tmp_path / "a", **options)
+    shutil.rmtree(life.program.state_root)
+    life.driver.start()
+    life.driver.run()
+    assert life.driver.last_epoch == 12
+
+
 def test_checkpoints_in_an_object_store_bring_state_back(tmp_path: Path) -> None:
     """moto's server stands in for S3."""
     from moto.server import ThreadedMotoServer

@@ -24,7 +24,7 @@ from holdfast.checkpoint.retention import sort_out, upload_folder
 from holdfast.checkpoint.storage import Storage, open_storage
 from holdfast.checkpoint.upload import ShardUpload, Uploaded
 from holdfast.config import Settings
-from holdfast.errors import CheckpointError, EngineError, JobLostError
+from holdfast.errors import CheckpointError, EngineError, FencedError, JobLostError
 from holdfast.faults.points import reach
 from holdfast.log.journal import Journal
 from holdfast.log.records import Commit, Identity, Plan
@@ -127,12 +127,14 @@ class Coordinator:
             expires_ms=min((at for e, at in self._expiries.items() if e > self.newest_epoch), default=None),
             margin_ms=int(EXPIRY_MARGIN_S * 1000) + 2 * self._took_ms,
         )
+        if known.epochs_since <= 0:
+            self.code_changed = False  # nothing would be replayed
         trigger = due(self._policy, known)
         if trigger is None:
             if wishes and known.epochs_since <= 0:
                 self._journal.fulfil(wishes)  # the newest checkpoint is of this very version
             return
-        if now_ms < self._not_before_ms and trigger not in (Trigger.ASKED, Trigger.STOPPING):
+        if now_ms < self._not_before_ms and trigger is not Trigger.STOPPING:
             return
         self._begin(commit, plan, trigger, wishes, now_ms)
 
@@ -191,6 +193,9 @@ class Coordinator:
         try:
             self._journal.check_fence()
             self._catalog.complete(checkpoint)
+        except FencedError as error:
+            self._on_outcome(pending.failed(Reason.FENCED, error.message, self._clock_ms()))
+            raise
         except EngineError as error:
             return pending.failed(Reason.STORE, error.message, self._clock_ms())
         reach("checkpoint.after_record")
@@ -216,6 +221,12 @@ class Coordinator:
                     shards.append(ShardUpload(uid, number, shard.sealed.stamp, files))
         uploaded = self._answers(pending, shards)
         found = {(u, n): v for answer in uploaded for u, of in answer.versions.items() for n, v in of.items()}
+        for one in shards:
+            stored = found.get((one.uid, one.shard))
+            if stored is None or stored.stamp != one.stamp:
+                raise _Failure(
+                    Reason.UNEXPECTED, f"{one.uid}, shard {one.shard}: another version was uploaded"
+                )
         versions: dict[str, list[StoredVersion | None]] = {
             uid: [found[uid, n] if s.sealed.stamp else None for n, s in enumerate(committed)]
             for uid, committed in commit.shards.items()

@@ -31,6 +31,12 @@ def checkpoint(
             f"Nothing is running in {dir}.",
             remedy="Start the pipeline: a clean stop leaves a checkpoint too.",
         )
+    told = directory.status()
+    if told is not None and told.policy == "never":
+        raise HoldfastError(
+            "This pipeline runs with checkpoint=never: it makes none, not even when asked.",
+            remedy='Run it with checkpoint="manual", or an interval.',
+        )
     wish = directory.journal.ask_for_checkpoint()
     until = time.monotonic() + parse_duration_s(wait)
     while wish in directory.journal.wishes():

@@ -13,7 +13,7 @@ MEANING = {
     UNEXPECTED: "an error nobody foresaw, with its traceback; `stop --wait` ran out",
     2: "command, settings or pipeline can't run as written; an extra is missing",
     UNUSABLE: "Spark can't carry the engine; `doctor` found something to mend",
-    4: "the directory is another pipeline's, or has other uids or types",
+    4: "the directory is another pipeline's, has other uids or types, or is in use",
     5: "a newer driver has taken the pipeline over",
     6: "the data is not what the pipeline says: schema, bad record, changed file",
     7: "a function of the user's raised",

@@ -61,7 +61,16 @@ def _schema_of(node: g.Node) -> Any:
         raise error.at(node.uid, node.where) from None
 
 
-def build_program(stages: Stages, settings: Settings, parallelism: int, directory: str) -> Program:
+def checkpoint_url(settings: Settings, directory: str, identity: Identity) -> str:
+    """Where checkpoints go: the directory's own folder, or a place of its own in a store that others may share."""
+    if settings.checkpoint_dir is None:
+        return f"{directory}/checkpoints"
+    return f"{settings.checkpoint_dir.rstrip('/')}/{identity.name}-{identity.id or 'local'}"
+
+
+def build_program(
+    stages: Stages, settings: Settings, parallelism: int, directory: str, checkpoints: str | None = None
+) -> Program:
     """What is sent to the executors."""
     return Program(
         name=stages.graph.name,
@@ -74,7 +83,7 @@ def build_program(stages: Stages, settings: Settings, parallelism: int, director
         heap_limit_bytes=settings.heap_limit_bytes,
         rocksdb_cache_bytes=settings.rocksdb_cache_bytes,
         redact=settings.redact,
-        checkpoint_url=settings.checkpoint_dir or f"{directory}/checkpoints",
+        checkpoint_url=checkpoints or f"{directory}/checkpoints",
         storage=settings.storage,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import signal
 import socket
 import threading
@@ -21,7 +22,14 @@ from holdfast.checkpoint.lifecycle import Reason
 from holdfast.checkpoint.metadata import Checkpoint
 from holdfast.config import Settings, resolve
 from holdfast.engine import session as sessions
-from holdfast.engine.build import build_program, build_stages, check_identity, check_stored, identity_of
+from holdfast.engine.build import (
+    build_program,
+    build_stages,
+    check_identity,
+    check_stored,
+    checkpoint_url,
+    identity_of,
+)
 from holdfast.engine.doors import is_local
 from holdfast.engine.driver import Driver
 from holdfast.engine.shipping import ship
@@ -74,6 +82,7 @@ class Handle:
             host=socket.gethostname(),
             state="starting",
             started_ms=int(time.time() * 1000),
+            policy=settings.checkpoint,
         )
         self._tenancy = Tenancy(self.directory)
         self._recent = Recent()
@@ -174,16 +183,18 @@ class Handle:
         parallelism = self._settings.parallelism or (identity.parallelism if identity else cores)
         parallelism = min(parallelism, self._settings.key_groups)
         if identity is None:
-            journal.create_identity(identity_of(stages, self._settings, parallelism))
+            identity = identity_of(stages, self._settings, parallelism)
+            identity = msgspec.structs.replace(identity, id=secrets.token_hex(4))
+            journal.create_identity(identity)
         for folder in ("staging", "state"):
             (self.directory / folder).mkdir(parents=True, exist_ok=True)
-        program = build_program(stages, self._settings, parallelism, str(self.directory))
+        url = checkpoint_url(self._settings, str(self.directory), identity)
+        program = build_program(stages, self._settings, parallelism, str(self.directory), url)
         for node in stages.graph.of_kind(g.SINK):
             with _naming(node):
                 node.body.claim(node.uid, program.staging)
         self._tenancy.hold(journal, self._settings.take_over)
         code = fingerprint(stages.graph)
-        before = journal.read_generation(journal.newest_generation())
         self._status.generation = journal.take(str(sc.applicationId), code).number
         ship(sc, self._pipeline)
         runner = SparkRunner(sc, program, wait_for_home_s=self._settings.wait_for_home_s, say=self._say)
@@ -202,7 +213,7 @@ class Handle:
             fingerprint=code,
             on_outcome=self._checkpoint,
         )
-        coordinator.code_changed = before is not None and before.fingerprint != code
+        coordinator.code_changed = _code_changed(journal, catalog, code)
         strict = self._settings.on_divergence == "stop"
         recovery = Recovery(
             program, runner, journal, catalog, tasks=cores, strict=strict, tell=self._recovering
@@ -284,6 +295,15 @@ class Handle:
     def _say(self, message: str) -> None:
         self._status.message = message
         self._listener(self.status(), None)
+
+
+def _code_changed(journal: Journal, catalog: Catalog, code: str) -> bool:
+    """Whether a replay from the newest checkpoint would cross a change of the pipeline's code."""
+    newest = catalog.newest(journal.last_epoch())
+    if newest is not None:
+        return newest.fingerprint != code
+    earlier = [journal.read_generation(n) for n in range(1, journal.generation)]
+    return any(g is not None and g.fingerprint != code for g in earlier)
 
 
 def _plain(error: BaseException) -> BaseException:

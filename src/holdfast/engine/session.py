@@ -26,6 +26,9 @@ WANTED = {
     "spark.shuffle.spill.compress": "false",
     "spark.buffer.size": str(1 << 20),
     "spark.locality.wait": "10s",
+    # A task whose executor has died goes to the next one on its host at once, not after ten seconds.
+    "spark.locality.wait.process": "1s",
+    "spark.python.daemon.module": "holdfast.engine.daemon",
     "spark.speculation": "false",
     "spark.dynamicAllocation.enabled": "false",
     "spark.python.worker.reuse": "true",
@@ -149,6 +152,9 @@ def _quiet(builder: Any) -> None:
         os.environ["SPARK_SUBMIT_OPTS"] = f"-Dlog4j2.configurationFile=file:{quiet}"
 
 
+_LOOK_EVERY_S, _SETTLED_LOOKS = 0.1, 4
+
+
 def wait_for_executors(
     sc: SparkContext, timeout_s: float, say: Callable[[str], None]
 ) -> list[tuple[str, str]]:
@@ -160,7 +166,7 @@ def wait_for_executors(
     while True:
         live = executors(sc)
         settled = settled + 1 if live and len(live) >= wanted else 0
-        if settled >= 3:
+        if settled >= _SETTLED_LOOKS:
             return live
         if time.monotonic() >= until:
             if live:
@@ -173,7 +179,7 @@ def wait_for_executors(
         if time.monotonic() - told > 5:
             told = time.monotonic()
             say(f"waiting for executors of {sc.master}: {len(live)} of at least {wanted} are here")
-        time.sleep(0.5)
+        time.sleep(_LOOK_EVERY_S)
 
 
 def cores(sc: SparkContext) -> int:

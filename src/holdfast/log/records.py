@@ -21,6 +21,8 @@ class Identity(msgspec.Struct, frozen=True):
     backend: str
     operators: dict[str, dict[str, Any]]
     """Each uid that has something stored: its kind, its states' types, a source's or sink's kind."""
+    id: str = ""
+    """Tells directories apart that share a store for checkpoints."""
     format: int = FORMAT
 
 

@@ -10,6 +10,7 @@ committed or stops with an error.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import logging
@@ -32,6 +33,8 @@ from holdfast.recovery.restore import Prepare, Prepared
 
 _log = logging.getLogger("holdfast.recovery")
 _TRIES = 8
+_FRUITLESS = 3
+"""So often a checkpoint may be loaded in vain before the one before it is tried."""
 
 
 class Runner(Protocol):
@@ -63,6 +66,7 @@ class Recovery:
         self._program, self._runner, self._journal, self._catalog = program, runner, journal, catalog
         self._tasks, self._strict, self._tell = tasks, strict, tell
         self._progress = Progress(0)
+        self._fruitless: collections.Counter[int] = collections.Counter()
         self.last: Progress | None = None
         """What the last one took."""
 
@@ -170,6 +174,11 @@ class Recovery:
             raise _Again
         _raise_errors(answers)
         if any(a.lacking for a in answers):
+            self._fruitless[checkpoint.number] += 1
+            if self._fruitless[checkpoint.number] >= _FRUITLESS:
+                self._catalog.condemn(
+                    checkpoint.number, "its files are whole, but don't lead to its versions"
+                )
             raise _Again
         self._said(loaded=len(asked), loaded_bytes=sum(a.fetched_bytes for a in answers))
 
