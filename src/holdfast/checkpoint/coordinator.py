@@ -134,7 +134,7 @@ class Coordinator:
             if wishes and known.epochs_since <= 0:
                 self._journal.fulfil(wishes)  # the newest checkpoint is of this very version
             return
-        if now_ms < self._not_before_ms and trigger is not Trigger.STOPPING:
+        if now_ms < self._not_before_ms and not stopping:
             return
         self._begin(commit, plan, trigger, wishes, now_ms)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,8 @@ import typer
 
 from holdfast.cli.output import console, print_json, table
 from holdfast.config import FIELDS, Resolved, Settings, resolve
+
+_SECRET = re.compile("key|secret|token|password|credential", re.IGNORECASE)
 
 
 def config(
@@ -40,14 +43,25 @@ def setting_rows(resolved: Resolved) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "value": getattr(resolved.settings, field),
-            "shown": shown(field, getattr(resolved.settings, field)),
+            "value": without_secrets(getattr(resolved.settings, field)),
+            "shown": shown(field, without_secrets(getattr(resolved.settings, field))),
             "origin": resolved.origin[name],
-            "variable": None if name in ("spark", "state_root") else f"HOLDFAST_{name.upper()}",
+            "variable": None if name in ("spark", "storage", "state_root") else f"HOLDFAST_{name.upper()}",
             "description": meanings[field],
         }
         for name, field in FIELDS.items()
     ]
+
+
+def without_secrets(value: Any) -> Any:
+    """Options without what should not be on a screen.
+
+    >>> without_secrets({"region": "eu-west-1", "secret_access_key": "x"})
+    {'region': 'eu-west-1', 'secret_access_key': '***'}
+    """
+    if not isinstance(value, dict):
+        return value
+    return {k: "***" if _SECRET.search(k) else v for k, v in value.items()}
 
 
 def descriptions() -> dict[str, str]:

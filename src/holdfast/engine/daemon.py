@@ -63,7 +63,7 @@ def main() -> None:
     assert worker
     signal.signal(signal.SIGALRM, Undertaker().look)
     signal.setitimer(signal.ITIMER_REAL, EVERY_S, EVERY_S)
-    daemon.manager()  # type: ignore[no-untyped-call]
+    daemon.manager()
 
 
 if __name__ == "__main__":

@@ -37,7 +37,9 @@ def _where() -> Where:
     attempt = "0" if context is None else str(context.taskAttemptId())
     root = os.environ.get("HOLDFAST_STATE_ROOT")
     executor = os.environ.get("SPARK_EXECUTOR_DIRS", os.environ.get("SPARK_LOCAL_DIRS", ""))
-    return Where(attempt, root or os.uname().nodename, executor.split(",")[0].rstrip("/")[-40:], root)
+    node = os.uname().nodename
+    host = node if root is None else f"{node}:{root}"  # several hosts may be one machine, with a root each
+    return Where(attempt, host, executor.split(",")[0].rstrip("/")[-40:], root)
 
 
 class HostBody:

@@ -193,7 +193,8 @@ def states_compared(
             theirs = expected[-1].shards[uid][number]
             why = _first_divergence(uid, number, got, expected)
             try:
-                ours_root = Path(shard.host) if shard.host.startswith("/") else here
+                root = shard.host.partition(":")[2]
+                ours_root = Path(root) if root else here
                 ours = _state(ours_root / where, shard.sealed.stamp, uid, number)
                 if ours != _state(theirs_root / where, theirs.sealed.stamp, uid, number):
                     why = why or "its tables differ"

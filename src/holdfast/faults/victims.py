@@ -23,7 +23,7 @@ from holdfast.supervise.supervisor import read_supervision
 T = TypeVar("T")
 
 _EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
-_DAEMON = "pyspark.daemon"
+_DAEMONS = {"pyspark.daemon", "holdfast.engine.daemon"}
 _CHECK = "check"
 """The slot that tries the doors at a start, and does nothing afterwards."""
 
@@ -98,7 +98,7 @@ class Victims:
         found = []
         for host in self._cluster.hosts:
             living = self._cluster.processes(host)
-            daemons = {p.pid for p in living if _DAEMON in _words(p)}
+            daemons = {p.pid for p in living if _DAEMONS & set(_words(p))}
             for process in living:
                 with contextlib.suppress(psutil.Error):
                     slot = str(process.environ().get(SLOT, ""))
