@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 ROOT = Path(__file__).resolve().parent.parent
 KEYS = 1_000_000
-EXAMPLES = ["examples/two_stages.py", "examples/vehicle_map.py", "examples/fraud.py"]
+EXAMPLES = ["examples/two_stages.py", "examples/vehicle_map.py", "examples/monitoring.py"]
 """Chaos runs over these; the first has two keyed stages."""
 
 

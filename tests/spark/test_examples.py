@@ -15,7 +15,7 @@ import holdfast as hf
 from holdfast.cli.loading import load_file
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-COVERED = {"accounts", "wordcount", "two_stages", "fraud", "custom_source", "vehicle_map"}
+COVERED = {"accounts", "wordcount", "two_stages", "fraud", "custom_source", "vehicle_map", "monitoring"}
 
 
 @pytest.fixture(autouse=True)
@@ -126,3 +126,16 @@ def test_the_vehicle_map_keeps_tiles_and_flags_changes(spark: Any) -> None:
     }
     vehicles = {v["vehicle"]: v["reports"] for v in parquet_rows("out/vehicle_map/vehicles")}
     assert sum(vehicles.values()) == 30_000
+
+
+def test_monitoring_tells_each_incident_once_and_its_end_after_it(spark: Any) -> None:
+    example("monitoring").build(rate=None, total=150_000).run(spark=spark, drain=True, parallelism=2)
+    rows = json_rows("out/incidents")
+    by_incident: dict[str, list[str]] = collections.defaultdict(list)
+    for row in rows:
+        by_incident[row["incident"]].append(row["what"])
+    assert len(by_incident) > 50
+    assert {tuple(told) for told in by_incident.values()} <= {("opened",), ("opened", "closed")}
+    assert ("opened", "closed") in {tuple(told) for told in by_incident.values()}
+    assert all(row["load"] > 1 for row in json_rows("out/doubtful"))
+    assert json_rows("out/doubtful")
