@@ -1,7 +1,7 @@
 """The driver killed, and frozen, replaced and woken, at every named step. Real processes, real signals.
 
-The matrix runs over the in-process runner (the driver's own code is the same), and on Spark: a covering part in
-`make test`, all of it in `make test-slow`.
+The matrix runs over the in-process runner (the driver's own code is the same) and on Spark, with both backends:
+every point once and a few on Spark in `make test`, all of it in `make test-slow`.
 """
 
 import os
@@ -99,15 +99,32 @@ def freeze(folder: Path, backend: str, point: str, *more: str) -> None:
     assert bytes_in(folder / "ours") == before[0]
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
-@pytest.mark.parametrize("point", DRIVER_POINTS)
+BACKENDS = ["heap", "rocksdb"]
+IN_TURNS = [(point, BACKENDS[place % 2]) for place, point in enumerate(DRIVER_POINTS)]
+THE_OTHERS = [(point, BACKENDS[1 - place % 2]) for place, point in enumerate(DRIVER_POINTS)]
+
+
+@pytest.mark.parametrize(("point", "backend"), IN_TURNS)
 def test_the_driver_is_killed_at(tmp_path: Path, point: str, backend: str) -> None:
     crash(tmp_path, backend, point)
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
-@pytest.mark.parametrize("point", DRIVER_POINTS)
+@pytest.mark.parametrize(("point", "backend"), THE_OTHERS)
 def test_the_driver_is_frozen_replaced_and_woken_at(tmp_path: Path, point: str, backend: str) -> None:
+    freeze(tmp_path, backend, point)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("point", "backend"), THE_OTHERS)
+def test_with_the_other_backend_the_driver_is_killed_at(tmp_path: Path, point: str, backend: str) -> None:
+    crash(tmp_path, backend, point)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("point", "backend"), IN_TURNS)
+def test_with_the_other_backend_the_driver_is_frozen_replaced_and_woken_at(
+    tmp_path: Path, point: str, backend: str
+) -> None:
     freeze(tmp_path, backend, point)
 
 
