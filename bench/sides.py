@@ -68,7 +68,7 @@ class Gated(pipelines.Growing):
         last = journal.last_epoch()
         newest = Catalog(journal).newest(last)
         if last and (newest is None or newest.epoch < last):
-            return hf.Offer([], position, backlog=1)
+            return hf.Offer([], position)
         return super().plan(position, limit)
 
 
