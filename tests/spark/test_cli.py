@@ -168,8 +168,8 @@ def test_sigterm_finishes_the_epoch_and_the_next_run_goes_on(folder: Path) -> No
         assert stopped.returncode == 0 and "endless stopped after epoch" in stopped.stdout
         assert process.wait(WAIT_S) == 0, process.stderr.read()
     assert "Nothing is running" in holdfast(folder, "stop", ".holdfast/endless").stdout
-    commits = sorted((folder / ".holdfast/endless/log/commits").glob("*.json"))
-    records = sum(json.loads(c.read_text())["records_in"] for c in commits)
+    second = json.loads(holdfast(folder, "status", ".holdfast/endless", "--json").stdout)
+    records = end["status"]["records"] + second["records"]
     rows = [r for f in (folder / "out/endless").glob("*.jsonl") for r in lines_of(f.read_text())]
     assert sorted(r["twice"] for r in rows) == list(range(0, 2 * records, 2))
 
