@@ -29,6 +29,16 @@ TWO = Recipe([ROWS], 20, 2, ["map", "branch"], "process", "k", ["filter"], "proc
 MIXED = Recipe([ROWS], 20, 2, ["map"], "aggregate", "k", ["branch"], "reduce", 2, 20)
 
 
+class Waiting(LocalRunner):
+    """Gives a checkpoint time before the next epoch."""
+
+    def run(self, plan: Any, header: Any) -> Any:
+        for thread in threading.enumerate():
+            if thread.name == "holdfast-checkpoint":
+                thread.join()
+        return super().run(plan, header)
+
+
 def oracle(recipe: Recipe, life: Life, folder: Path) -> hf.testing.Result:
     plans = [life.journal.plan(e) for e in range(1, life.driver.last_epoch + 1)]
     return hf.testing.run(
@@ -68,6 +78,7 @@ def test_shards_that_lost_everything_are_rebuilt_and_the_rest_goes_on(
         "parallelism": recipe.parallelism,
         "max_records": 20,
         "checkpoint_on_stop": False,
+        "runner": Waiting,
     }
     sinks = sinks_in(tmp_path / "ours")
     first = live(recipe.build(sinks), tmp_path / "dir", epochs=7, **options)
@@ -165,7 +176,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(
         "trim_log": False,
         "max_records": 20,
     }
-    options |= {"parallelism": 3, "checkpoint_on_stop": False}
+    options |= {"parallelism": 3, "checkpoint_on_stop": False, "runner": Waiting}
     first = live(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", epochs=7, **options)
     kept = first.catalog.completed()
     assert [c.epoch for c in kept] == [4, 6]
@@ -309,16 +320,6 @@ def test_source_data_that_is_about_to_expire_forces_a_checkpoint(tmp_path: Path)
     assert made[0].epoch == 6  # 60 minutes after epoch 1, less the margin
 
 
-class Waiting(LocalRunner):
-    """Gives a checkpoint time before the next epoch."""
-
-    def run(self, plan: Any, header: Any) -> Any:
-        for thread in threading.enumerate():
-            if thread.name == "holdfast-checkpoint":
-                thread.join()
-        return super().run(plan, header)
-
-
 class Full(Waiting):
     """A store that is full until room is made."""
 
@@ -411,6 +412,7 @@ def test_checkpoints_in_an_object_store_bring_state_back(tmp_path: Path) -> None
             "trim_log": False,
         }
         options |= {"checkpoint_dir": "s3://bucket/pipelines", "storage": store, "checkpoint_on_stop": False}
+        options["runner"] = Waiting
         first = live(TWO.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", epochs=7, **options)
         shutil.rmtree(first.program.state_root)
         second = live(TWO.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", **options)
