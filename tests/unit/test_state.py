@@ -17,7 +17,7 @@ from holdfast.state.inspect import shard_tables
 from holdfast.state.keygroups import key_groups
 from holdfast.state.shard import EMPTY, Place, ShardState
 from holdfast.state.tables import GONE, MISSING, EntryTable, TableSpec, ValueTable
-from holdfast.state.versions import FAN, DeltaFile, Folder, merge_tables, pick_merge
+from holdfast.state.versions import FAN, DeltaFile, Folder, Manifest, merge_tables, pick_merge
 
 SPECS = [
     TableSpec("total", "value", pa.float64()),
@@ -334,3 +334,16 @@ def test_merging_keeps_the_newest_of_each_entry_and_null_is_a_key() -> None:
     ]
     kept = merge_tables([old, new], oldest=False)
     assert kept["live"].to_pylist().count(False) == 2
+
+
+def test_a_version_that_is_being_uploaded_keeps_its_files_whatever_is_committed(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    made = []
+    for epoch in (1, 2, 3):
+        delta = folder.write_delta(f"d-{epoch:08d}-1.delta", {"n": pa.table({"k0": [epoch]})})
+        made.append(Manifest(f"{epoch:08d}-1", epoch, [delta], ["n"], {}))
+        folder.write_manifest(made[-1])
+    folder.collect(made[2], keeping=[made[0].stamp])
+    assert {p.name for p in tmp_path.iterdir()} == made[0].names() - {""} | made[2].names() - {""}
+    folder.collect(made[2])
+    assert {p.name for p in tmp_path.iterdir()} == made[2].names() - {""}
