@@ -373,8 +373,10 @@ class Driver:
             try:
                 node.body.publish(decided)
             except HoldfastError as error:
+                self._journal.check_fence()  # who was replaced may find that another has published
                 raise error.at(uid, node.where) from None
             except OSError as error:
+                self._journal.check_fence()
                 raise SinkError(
                     f"Epoch {commit.epoch} is decided but can't be published: {error}",
                     uid=uid,

@@ -18,8 +18,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import re
+import shutil
+import time
 import uuid
 from collections.abc import Iterator
 
@@ -28,6 +31,10 @@ import msgspec
 from holdfast.errors import PipelineError, SinkError
 from holdfast.log.disk import make_folder, sync_folder, write_durably
 
+BREAK_AFTER_S = 5.0
+"""Who holds a lock longer is frozen: what is done under one takes milliseconds."""
+
+_LOG = logging.getLogger("holdfast.io.folder")
 _PART = re.compile(r"part-(\d{8,})-(\d{5,})\.(.+)")
 _MERGED = re.compile(r"part-(\d{8,})-(\d{8,})\.m(\d{3,})\.(.+)")
 
@@ -203,18 +210,67 @@ class Place:
     def locked(self, name: str, wait: bool = True) -> Iterator[bool]:
         """Hold a lock against other threads and drivers on this host; False where somebody else has it.
 
-        A driver that was fenced off may still be publishing or merging; the kernel frees the lock when it dies.
+        A driver that was fenced off may still be publishing or merging; the kernel frees its lock when it dies.
+        One that is frozen does not die: who waits for it takes the lock away after a while (`_take_away`).
         """
-        handle = os.open(os.path.join(self.work, f"{name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
+        path = os.path.join(self.work, f"{name}.lock")
+        handle, mine = _open_locked(path, BREAK_AFTER_S if wait else 0.0)
+        if handle is None:
+            mine = wait
+            if wait:
+                self._take_away(path)
+                handle, _ = _open_locked(path, 0.0)
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-                mine = True
-            except OSError:
-                mine = wait  # no such locks on this disk: publishing needs none, and merging then does not happen
             yield mine
         finally:
-            os.close(handle)
+            if handle is not None:
+                os.close(handle)
+
+    def _take_away(self, path: str) -> None:
+        """Go on without a lock's frozen holder, so that it can do nothing when it wakes.
+
+        Two may publish at once: a file is moved by one of them, and both see that it is there. A merge must not
+        end any more; the folder that it would put in place is taken from it.
+        """
+        _LOG.warning(
+            "another process holds %s and does not move: its lock and its merge are taken away", path
+        )
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        for name in os.listdir(self.folder("merge")):
+            gone = os.path.join(self.folder("gone"), uuid.uuid4().hex)
+            with contextlib.suppress(OSError):
+                os.rename(os.path.join(self.work, "merge", name), gone)  # first out of its reach, in one step
+                shutil.rmtree(gone, ignore_errors=True)
+
+
+def _open_locked(path: str, wait_s: float) -> tuple[int | None, bool]:
+    """Open and lock a file; the handle, or None if another holder kept it all the time, and whether it is locked.
+
+    Where a disk knows no locks the handle comes without one: publishing needs none, and merging then waits.
+    """
+    until = time.monotonic() + wait_s
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(handle, path):
+                return handle, True
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                os.close(handle)
+                return None, False
+            time.sleep(0.01)
+        except OSError:
+            return handle, wait_s > 0
+        os.close(handle)
+
+
+def _is_at(handle: int, path: str) -> bool:
+    """Whether a lock's file is still the one that others will open."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    return False
 
 
 def _read_owner(path: str) -> Owner | None:

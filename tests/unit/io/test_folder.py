@@ -10,6 +10,9 @@ import json
 import os
 import pickle
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ import pytest
 
 from holdfast.errors import PipelineError, SinkError
 from holdfast.io import folder as folder_module
+from holdfast.io import place as place_module
 from holdfast.io.base import Decided, StagedFile, Target
 from holdfast.io.files import files
 from holdfast.io.folder import FolderSink, jsonl, parquet
@@ -382,3 +386,46 @@ def test_a_lock_is_held_against_others(tmp_path: Path) -> None:
             assert not theirs
     with place.locked("merge", wait=False) as mine:
         assert mine
+
+
+FROZEN = """
+import os, signal, sys
+from holdfast.io import merge
+from holdfast.io.place import Place
+
+place, leaf = Place(sys.argv[1]), sys.argv[1]
+really = merge.exchange
+
+def exchange(built, leaf):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    really(built, leaf)
+
+merge.exchange = exchange
+try:
+    merge.merge_leaf(place, leaf, "parquet", 100, 100, lambda files, target: merge.join_parquet(files, target, {}))
+except FileNotFoundError:
+    sys.exit(3)
+"""
+
+
+def test_a_frozen_merger_stops_nobody_and_takes_nothing_back_when_it_wakes(
+    driver: Driver, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place_module, "BREAK_AFTER_S", 0.2)
+    for epoch in range(100):
+        driver.run(epoch, ROWS)
+    merger = subprocess.Popen([sys.executable, "-c", FROZEN, str(out)])
+    try:
+        _, status = os.waitpid(merger.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        driver.run(100, ROWS)
+        driver.run(101, ROWS)
+        before = sorted(os.listdir(out))
+        os.kill(merger.pid, signal.SIGCONT)
+        assert merger.wait(30) == 3
+    finally:
+        merger.kill()
+        merger.wait()
+    assert sorted(os.listdir(out)) == before and len(before) == 102
+    driver.sink.maintain(102)  # and the next merge goes on as ever
+    assert len(os.listdir(out)) == 3
