@@ -1,45 +1,107 @@
 """holdfast: stateful streaming on Spark that is back within the deadline you set.
 
-The public names, and nothing else.
+The public names, and nothing else. Each is imported when it is first used: Spark starts a process for every shard,
+one after the other, and each imports this package before it knows what it is for.
 """
 
-from holdfast import errors, testing
-from holdfast.errors import HoldfastError
-from holdfast.functions import (
-    Aggregate,
-    Context,
-    KeyedProcess,
-    approx_distinct,
-    count,
-    first,
-    last,
-    max,
-    mean,
-    min,
-    sum,
-)
-from holdfast.io.base import (
-    Decided,
-    Limit,
-    Offer,
-    Range,
-    Reading,
-    Sink,
-    SinkWriter,
-    Source,
-    StagedFile,
-    Target,
-)
-from holdfast.io.console import console
-from holdfast.io.files import files
-from holdfast.io.folder import jsonl, parquet
-from holdfast.io.foreach import foreach_epoch
-from holdfast.io.memory import memory, records
-from holdfast.io.rate import rate
-from holdfast.pipeline import KeyedStream, Pipeline, Stream
-from holdfast.state.descriptors import ListState, MapState, ValueState
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast import errors, testing
+    from holdfast.errors import HoldfastError
+    from holdfast.functions import (
+        Aggregate,
+        Context,
+        KeyedProcess,
+        approx_distinct,
+        count,
+        first,
+        last,
+        max,
+        mean,
+        min,
+        sum,
+    )
+    from holdfast.io.base import (
+        Decided,
+        Limit,
+        Offer,
+        Range,
+        Reading,
+        Sink,
+        SinkWriter,
+        Source,
+        StagedFile,
+        Target,
+    )
+    from holdfast.io.console import console
+    from holdfast.io.files import files
+    from holdfast.io.folder import jsonl, parquet
+    from holdfast.io.foreach import foreach_epoch
+    from holdfast.io.memory import memory, records
+    from holdfast.io.rate import rate
+    from holdfast.pipeline import KeyedStream, Pipeline, Stream
+    from holdfast.state.descriptors import ListState, MapState, ValueState
 
 __version__ = "0.1.0"
+
+_HOME = {
+    "Aggregate": "holdfast.functions",
+    "Context": "holdfast.functions",
+    "Decided": "holdfast.io.base",
+    "HoldfastError": "holdfast.errors",
+    "KeyedProcess": "holdfast.functions",
+    "KeyedStream": "holdfast.pipeline",
+    "Limit": "holdfast.io.base",
+    "ListState": "holdfast.state.descriptors",
+    "MapState": "holdfast.state.descriptors",
+    "Offer": "holdfast.io.base",
+    "Pipeline": "holdfast.pipeline",
+    "Range": "holdfast.io.base",
+    "Reading": "holdfast.io.base",
+    "Sink": "holdfast.io.base",
+    "SinkWriter": "holdfast.io.base",
+    "Source": "holdfast.io.base",
+    "StagedFile": "holdfast.io.base",
+    "Stream": "holdfast.pipeline",
+    "Target": "holdfast.io.base",
+    "ValueState": "holdfast.state.descriptors",
+    "approx_distinct": "holdfast.functions",
+    "console": "holdfast.io.console",
+    "count": "holdfast.functions",
+    "errors": "holdfast.errors",
+    "files": "holdfast.io.files",
+    "first": "holdfast.functions",
+    "foreach_epoch": "holdfast.io.foreach",
+    "jsonl": "holdfast.io.folder",
+    "last": "holdfast.functions",
+    "max": "holdfast.functions",
+    "mean": "holdfast.functions",
+    "memory": "holdfast.io.memory",
+    "min": "holdfast.functions",
+    "parquet": "holdfast.io.folder",
+    "rate": "holdfast.io.rate",
+    "records": "holdfast.io.memory",
+    "sum": "holdfast.functions",
+    "testing": "holdfast.testing",
+}
+"""Where each public name is defined."""
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(home)
+    found = module if home == f"{__name__}.{name}" else getattr(module, name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})
+
 
 __all__ = [
     "Aggregate",

@@ -105,7 +105,7 @@ def test_what_a_page_says_can_be_run_runs(
     def no_spark(*_: Any) -> None:
         raise AssertionError("a runnable block must not start Spark: leave <!-- run --> out")
 
-    monkeypatch.setattr("holdfast.engine.session.make_session", no_spark)
+    monkeypatch.setattr("holdfast.engine.session.make_context", no_spark)
     folder = tmp_path / "page"
     folder.mkdir()
     monkeypatch.chdir(folder)

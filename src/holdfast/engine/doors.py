@@ -12,8 +12,10 @@ Checked at start by `open_doors`; used by `worker` and `spark_runner` only.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -55,15 +57,42 @@ class Doors(Protocol):
         """Run a body once on each of these executors, as far as Spark lets us."""
 
 
-def open_doors(sc: SparkContext) -> Doors:
-    """The fast doors where this PySpark has them, the public ones otherwise."""
+def open_doors(sc: SparkContext, known: Path | None = None) -> Doors:
+    """The fast doors where this PySpark has them, the public ones otherwise.
+
+    Trying them takes a job with two fresh workers, seconds of a restart. So a pipeline's directory remembers
+    (`known`) with which PySpark, Python and kind of cluster they were found to open.
+    """
+    there = f"{_versions()} {'local' if is_local(sc) else 'cluster'}"
     try:
         doors = PinnedDoors(sc)
-        doors.check()
+        if known is None or _read(known) != there:
+            doors.check()
+            _remember(known, there)
     except Exception as error:
         _log.warning("pinning is off, state is read from disk each epoch: %s", error)
         return PublicDoors(sc)
     return doors
+
+
+def _versions() -> str:
+    import platform
+
+    import pyspark
+
+    return f"pyspark {pyspark.__version__} python {platform.python_version()}"
+
+
+def _read(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text()
+    return ""
+
+
+def _remember(path: Path | None, text: str) -> None:
+    with contextlib.suppress(OSError):
+        if path is not None:
+            path.write_text(text)
 
 
 class PinnedDoors:

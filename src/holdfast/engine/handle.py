@@ -30,7 +30,7 @@ from holdfast.engine.build import (
     checkpoint_url,
     identity_of,
 )
-from holdfast.engine.doors import is_local
+from holdfast.engine.doors import is_local, open_doors
 from holdfast.engine.driver import Driver
 from holdfast.engine.shipping import ship
 from holdfast.engine.spark_runner import SparkRunner
@@ -72,7 +72,8 @@ class Handle:
         self, pipeline: Pipeline, settings: Settings, spark: SparkSession | None, listener: Listener
     ) -> None:
         self._pipeline, self._settings, self._spark, self._listener = pipeline, settings, spark, listener
-        self._own_session = spark is None
+        self._context: SparkContext | None = None
+        """Spark's, if it is ours."""
         self.directory = Path(settings.dir or f".holdfast/{pipeline.name}").absolute()
         self._status = Status(
             pipeline=pipeline.name,
@@ -169,9 +170,11 @@ class Handle:
         """The user's session, checked, or one that we make, with executors."""
         if self._spark is None:
             self._say("starting Spark")
-            self._spark = sessions.make_session(self._settings, self._pipeline.name)
-        sessions.check_session(self._spark)
-        sc = self._spark.sparkContext
+            sc = self._context = sessions.make_context(self._settings, self._pipeline.name)
+            sessions.check_context(sc)
+        else:
+            sessions.check_session(self._spark)
+            sc = self._spark.sparkContext
         sessions.wait_for_executors(sc, self._settings.wait_for_executors_s, self._say)
         return sc
 
@@ -197,7 +200,13 @@ class Handle:
         code = fingerprint(stages.graph)
         self._status.generation = journal.take(str(sc.applicationId), code).number
         ship(sc, self._pipeline)
-        runner = SparkRunner(sc, program, wait_for_home_s=self._settings.wait_for_home_s, say=self._say)
+        runner = SparkRunner(
+            sc,
+            program,
+            open_doors(sc, self.directory / "doors.json"),
+            wait_for_home_s=self._settings.wait_for_home_s,
+            say=self._say,
+        )
         if not runner.pins and not is_local(sc):
             raise EngineError(
                 "Shards can't be pinned on this cluster's PySpark.", remedy="Use a supported PySpark: 4.1+."
@@ -224,9 +233,9 @@ class Handle:
 
     def _let_go(self) -> None:
         """Stop the session if it is ours."""
-        if self._own_session and self._spark is not None:
+        if self._context is not None:
             with contextlib.suppress(Exception):
-                self._spark.stop()
+                self._context.stop()
 
     def _live(self) -> None:
         assert self._driver is not None

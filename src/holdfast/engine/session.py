@@ -92,7 +92,11 @@ def check_session(spark: Any) -> None:
             "This is a Spark Connect session; the engine needs a driver in this process.",
             remedy="Start with SparkSession.builder.master(...) or spark-submit, without remote().",
         )
-    sc = spark.sparkContext
+    check_context(spark.sparkContext)
+
+
+def check_context(sc: SparkContext) -> None:
+    """Raise for a context whose settings break the engine."""
     conf = dict(sc.getConf().getAll())
     found = problems(conf, cluster=not is_local(sc))
     if found:
@@ -105,8 +109,18 @@ def check_session(spark: Any) -> None:
 
 
 def make_session(settings: Settings, name: str) -> SparkSession:
-    """A session with what the engine needs; the user's own settings win."""
+    """A session over a context with what the engine needs."""
     from pyspark.sql import SparkSession
+
+    return SparkSession(make_context(settings, name))
+
+
+def make_context(settings: Settings, name: str) -> SparkContext:
+    """A context with what the engine needs; the user's own settings win.
+
+    No session is made around it: the engine has no use for one, and it would take a second or two of every start.
+    """
+    from pyspark import SparkConf, SparkContext
 
     if os.environ.get("SPARK_REMOTE") or os.environ.get("SPARK_CONNECT_MODE_ENABLED"):
         raise SessionError(
@@ -115,25 +129,27 @@ def make_session(settings: Settings, name: str) -> SparkSession:
         )
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(f"holdfast: {name}")
+    conf = SparkConf(loadDefaults=False).setAppName(f"holdfast: {name}")
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_SUBMIT_MODE" in os.environ
+    if submitted:
+        conf = SparkConf().setAppName(f"holdfast: {name}")
     if settings.master is not None or not submitted:
-        builder = builder.master(settings.master or "local[*]")
+        conf.setMaster(settings.master or "local[*]")
     given = _submitted_conf() if submitted else {}
     wanted = {**WANTED, **timeouts(settings)}
     for key, value in {**{k: v for k, v in wanted.items() if k not in given}, **settings.spark}.items():
-        builder = builder.config(key, value)
+        conf.set(key, value)
     if not submitted:
-        _quiet(builder)
+        _quiet()
     try:
-        spark = builder.getOrCreate()
+        sc = SparkContext.getOrCreate(conf)
     except Exception as error:
         raise SessionError(
             f"Spark does not start: {(str(error).splitlines() or [type(error).__name__])[0]}",
             remedy="`holdfast doctor` looks for the cause: Java, memory, the address of the master.",
         ) from error
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
+    sc.setLogLevel("ERROR")
+    return sc
 
 
 def _submitted_conf() -> dict[str, str]:
@@ -142,7 +158,7 @@ def _submitted_conf() -> dict[str, str]:
     return dict(SparkConf().getAll())
 
 
-def _quiet(builder: Any) -> None:
+def _quiet() -> None:
     """Keep Spark's start-up lines off the user's screen."""
     import pyspark
 

@@ -45,6 +45,8 @@ class SparkRunner:
         self._hosts: dict[str, str] = {}
         self._homes: dict[tuple[str, int], str] = {}
         self._deserted: set[str] = set()
+        self.waited_s = 0.0
+        """How long it has waited for executors, all in all."""
         pickled = _pickled(program)
         digest = hashlib.sha256(pickled).hexdigest()
         self._source = self._doors.function(
@@ -193,7 +195,14 @@ class SparkRunner:
 
     def _live(self) -> list[tuple[str, str]]:
         """The live executors, once there is one on every host that has state, or has had its time to come back."""
-        until, told = time.monotonic() + self._wait_for_home_s, False
+        started = time.monotonic()
+        try:
+            return self._await_homes(started + self._wait_for_home_s)
+        finally:
+            self.waited_s += time.monotonic() - started
+
+    def _await_homes(self, until: float) -> list[tuple[str, str]]:
+        told = False
         while True:
             live = executors(self._sc)
             self._learn_hosts([e for e in live if e[0] not in self._hosts])
