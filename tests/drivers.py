@@ -20,6 +20,8 @@ from holdfast.engine.local import LocalRunner
 from holdfast.engine.program import Program
 from holdfast.log.journal import Journal
 from holdfast.metrics import EpochFacts
+from holdfast.recovery.estimate import Notice
+from holdfast.recovery.guard import Guard
 from holdfast.recovery.recover import Recovery
 
 
@@ -33,6 +35,7 @@ class Life:
     driver: Driver
     recovery: Recovery
     coordinator: Coordinator
+    guard: Guard | None
     facts: list[EpochFacts]
     outcomes: list[Outcome]
 
@@ -43,9 +46,11 @@ def make(
     *,
     runner: Callable[[Program], Any] = LocalRunner,
     clock_ms: Callable[[], int] | None = None,
+    notice: Notice | None = None,
+    environment: dict[str, str] | None = None,
     **given: Any,
 ) -> Life:
-    """A driver that has taken the directory and not begun."""
+    """A driver that has taken the directory and not begun; held to its deadline if it is said how faults are noticed."""
     parallelism = given.pop("parallelism", 2)
     settings = resolve({"drain": True, "interval": "0s", **given}, environment={}).settings
     stages = build_stages(pipeline)
@@ -68,14 +73,26 @@ def make(
         catalog,
         settings,
         program.checkpoint_url,
-        on_outcome=outcomes.append,
+        on_outcome=lambda outcome: (outcomes.append(outcome), guard and guard.backup_ended(outcome)),
         **clock,
     )
+    guard = None
+    if notice is not None:
+        guard = Guard(settings, notice, directory, environment=environment or {})
     recovery = Recovery(program, made, journal, catalog, tasks=2, strict=settings.on_divergence == "stop")
     driver = Driver(
-        program, made, journal, settings, coordinator, recovery, tasks=2, on_epoch=facts.append, **clock
+        program,
+        made,
+        journal,
+        settings,
+        coordinator,
+        recovery,
+        tasks=2,
+        guard=guard,
+        on_epoch=facts.append,
+        **clock,
     )
-    return Life(journal, catalog, program, driver, recovery, coordinator, facts, outcomes)
+    return Life(journal, catalog, program, driver, recovery, coordinator, guard, facts, outcomes)
 
 
 def live(pipeline: hf.Pipeline, directory: Path, **given: Any) -> Life:

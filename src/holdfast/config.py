@@ -99,8 +99,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How long to wait for a cluster to give executors before giving up."""
     guarantee: str = "exactly_once"
     """`exactly_once`, or `at_least_once`: output is published before the decision, sooner, and may appear twice."""
-    checkpoint: str = "30s"
-    """When state is backed up: every interval ("30s"), every so many epochs ("10 epochs"), "manual" or "never"."""
+    deadline_s: float = 70.0
+    """Within this recovery must end, whatever dies."""
+    confidence: float = 0.999
+    """How sure the bound on recovery time must be that is held under the deadline."""
+    on_infeasible: str = "warn"
+    """If no backup can hold recovery under the deadline: `refuse` to run, `warn`, or `go_on` in silence."""
+    checkpoint: str = "deadline"
+    """When state is backed up: as the `deadline` asks, every interval ("30s"), every so many epochs ("10 epochs"),
+    by Young and Daly's formula for a mean time between failures ("young-daly 24h"), "manual" or "never"."""
     checkpoint_dir: str | None = None
     """Where checkpoints go: a folder, or a URL such as s3://bucket/prefix; `<dir>/checkpoints` if unset."""
     checkpoint_keep: int = 2
@@ -123,14 +130,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Take the pipeline from a driver that still lives: it is fenced off and can change nothing."""
     restart: str = "exponential"
     """How a supervisor restarts: "none", "fixed 5s", "exponential 1s 60s" (the first delay, its cap), "rate 5 10m"."""
-    driver_timeout_s: float = 30.0
-    """A supervised driver that is silent for so long is killed and replaced."""
-    executor_timeout_s: float = 30.0
-    """An executor that is silent for so long is taken for dead."""
-    worker_timeout_s: float = 120.0
-    """A Python worker that neither takes nor gives anything for so long is killed; longer than any task computes."""
-    wait_for_home_s: float = 8.0
-    """How long shards wait for an executor on the host that has their state before they are rebuilt elsewhere."""
+    driver_timeout_s: float = 0.0
+    """A supervised driver that is silent for so long is killed and replaced. Follows from the deadline if unset."""
+    executor_timeout_s: float = 0.0
+    """An executor that is silent for so long is taken for dead. Follows from the deadline if unset."""
+    worker_timeout_s: float = 0.0
+    """A Python worker that neither takes nor gives anything for so long is killed; longer than any task computes.
+    Follows from the deadline if unset."""
+    wait_for_home_s: float = 0.0
+    """How long shards wait for an executor on the host that has their state before they are rebuilt elsewhere.
+    Follows from the deadline if unset."""
     redact: bool = False
     """Leave records out of error messages."""
     log_level: str = "WARNING"
@@ -138,11 +147,33 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     spark: dict[str, str] = {}
     """Settings for a Spark session that we make."""
 
+    def __post_init__(self) -> None:
+        for field, seconds in following(self.deadline_s).items():
+            if not getattr(self, field):
+                msgspec.structs.force_setattr(self, field, seconds)
+
+
+def following(deadline_s: float) -> dict[str, float]:
+    """The settings by which faults are noticed, from the deadline: a share of it each, within what works.
+
+    Spark's own defaults would break most deadlines: two minutes for a silent executor, and never for a worker.
+
+    >>> following(70.0)["executor_timeout_s"], following(5.0)["executor_timeout_s"]
+    (10.0, 5.0)
+    """
+    return {
+        "driver_timeout_s": min(30.0, max(5.0, deadline_s / 7)),
+        "executor_timeout_s": min(30.0, max(5.0, deadline_s / 7)),
+        "worker_timeout_s": min(120.0, max(8.0, deadline_s / 5)),
+        "wait_for_home_s": min(8.0, max(3.0, deadline_s / 7)),
+    }
+
 
 _PARSERS = {
     "interval_s": parse_duration_s,
     "wait_for_executors_s": parse_duration_s,
     "checkpoint_timeout_s": parse_duration_s,
+    "deadline_s": parse_duration_s,
     "driver_timeout_s": parse_duration_s,
     "executor_timeout_s": parse_duration_s,
     "worker_timeout_s": parse_duration_s,
@@ -156,6 +187,7 @@ _CHOICES = {
     "guarantee": ("exactly_once", "at_least_once"),
     "on_checkpoint_failure": ("go_on", "stop"),
     "on_divergence": ("stop", "warn"),
+    "on_infeasible": ("refuse", "warn", "go_on"),
     "log_level": ("DEBUG", "INFO", "WARNING", "ERROR"),
 }
 
@@ -235,6 +267,8 @@ def _parsed(field: str, value: Any) -> Any:
     if field in _PARSERS:
         return _PARSERS[field](value)
     kind = str(Settings.__annotations__[field])
+    if kind == "float":
+        return _number(value)
     if kind.startswith("int"):
         return _whole(value)
     if kind == "bool":
@@ -260,6 +294,13 @@ def _whole(value: Any) -> int:
         raise ConfigError(f"{value!r} is not a whole number.") from None
 
 
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{value!r} is not a number.") from None
+
+
 def _checked(settings: Settings) -> Settings:
     for field, allowed in _CHOICES.items():
         if getattr(settings, field) not in allowed:
@@ -269,6 +310,10 @@ def _checked(settings: Settings) -> Settings:
     for field in ("max_records", "key_groups", "checkpoint_keep", "checkpoint_failures"):
         if getattr(settings, field) < 1:
             raise ConfigError(f"{field} must be at least 1.")
+    if settings.deadline_s <= 0:
+        raise ConfigError("deadline must be longer than nothing.", remedy='Write deadline = "70s".')
+    if not 0.5 <= settings.confidence < 1:
+        raise ConfigError("confidence must be from 0.5 to below 1.", remedy="0.999 is the default.")
     if settings.key_groups > 32768:
         raise ConfigError("key_groups must be at most 32768.")
     if settings.parallelism is not None and not 1 <= settings.parallelism <= settings.key_groups:

@@ -141,6 +141,10 @@ class ConfigError(HoldfastError):
     exit_code = 2
 
 
+class InfeasibleError(ConfigError):
+    """No backup can hold recovery under the deadline."""
+
+
 class MissingExtraError(HoldfastError):
     """An optional dependency is not installed."""
 

@@ -38,6 +38,25 @@ class EpochFacts(msgspec.Struct, frozen=True):
         return self.plan_ms + self.run_ms + self.commit_ms + self.publish_ms
 
 
+class Forecast(msgspec.Struct, frozen=True):
+    """What recovery from one fault would take, in seconds."""
+
+    detection_s: float
+    environment_s: float
+    loading_s: float
+    recomputing_s: float
+    bound_s: float
+    """At the confidence of the settings."""
+    bound_99_s: float
+    seen: int = 0
+    """From how many recoveries of this kind it was learned."""
+
+    @property
+    def estimate_s(self) -> float:
+        """The sum of the four parts."""
+        return self.detection_s + self.environment_s + self.loading_s + self.recomputing_s
+
+
 class Status(msgspec.Struct):
     """Where a run stands: what `handle.status()` gives and `holdfast status` prints."""
 
@@ -74,6 +93,21 @@ class Status(msgspec.Struct):
     loaded_bytes: int = 0
     replayed_epochs: int = 0
     replay_ms: float = 0.0
+    deadline_s: float = 0.0
+    """Within which recovery must end; 0: no deadline."""
+    bound_s: float = 0.0
+    """What recovery from the worst fault would not pass now, and which fault that is."""
+    worst_fault: str = ""
+    forecasts: dict[str, Forecast] = {}
+    """By fault: what recovery would take if it happened now."""
+    feasible: bool = True
+    """Whether the deadline can be held at all."""
+    paused: bool = False
+    """Whether intake waits for a backup."""
+    epoch_limit: int | None = None
+    """The most records an epoch may have, where the deadline wants smaller epochs than the settings."""
+    backup_reason: str = ""
+    """Why the newest checkpoint was made."""
     started_ms: int = 0
     updated_ms: int = 0
     message: str = ""

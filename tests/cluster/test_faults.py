@@ -11,7 +11,8 @@ from holdfast.cli.loading import load
 from holdfast.faults.cluster import Cluster
 from holdfast.faults.compare import compare
 from holdfast.faults.experiment import SETTINGS, Experiment
-from holdfast.faults.victims import Fault, freeze, wake
+from holdfast.faults.kinds import Fault
+from holdfast.faults.victims import freeze, wake
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 

@@ -13,8 +13,9 @@ from holdfast.errors import ConfigError, EngineError
 from holdfast.faults.chaos import draw, parse_faults
 from holdfast.faults.compare import Verdict, beginnings, compare, plans_compared, rows_compared
 from holdfast.faults.experiment import Struck
+from holdfast.faults.kinds import Fault
 from holdfast.faults.standins import into_folders
-from holdfast.faults.victims import Fault, Nobody, chosen
+from holdfast.faults.victims import Nobody, chosen
 from holdfast.io.base import Range
 from holdfast.log.journal import Journal
 from holdfast.log.records import Plan, PlannedRange

@@ -19,7 +19,7 @@ from typing import Protocol
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.lifecycle import FailedCheckpoint, PendingCheckpoint, Reason, Tolerance
 from holdfast.checkpoint.metadata import Checkpoint, StoredVersion
-from holdfast.checkpoint.policy import Known, Trigger, due, parse_policy
+from holdfast.checkpoint.policy import Deadline, Known, Trigger, due, parse_policy
 from holdfast.checkpoint.retention import sort_out, upload_folder
 from holdfast.checkpoint.storage import Storage, open_storage
 from holdfast.checkpoint.upload import ShardUpload, Uploaded
@@ -33,7 +33,9 @@ _log = logging.getLogger("holdfast.checkpoint")
 
 EXPIRY_MARGIN_S = 60.0
 """Source data that expires within this, and a checkpoint's own time, is backed up against."""
-_FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 60.0
+FIRST_RETRY_S = 1.0
+"""After a failed checkpoint the next is begun so much later at the earliest; then twice as much, and so on."""
+_LAST_RETRY_S = 60.0
 
 Outcome = Checkpoint | FailedCheckpoint
 
@@ -110,7 +112,29 @@ class Coordinator:
         if at_ms is not None:
             self._expiries[epoch] = at_ms
 
-    def consider(self, commit: Commit, plan: Plan, *, stopping: bool = False) -> None:
+    @property
+    def pending_epoch(self) -> int | None:
+        """The epoch whose version is being backed up; None: none is."""
+        pending = self._pending
+        return None if pending is None else pending.epoch
+
+    def newest(self, last_epoch: int) -> Checkpoint | None:
+        """The newest completed checkpoint up to an epoch."""
+        return self._catalog.newest(last_epoch)
+
+    @property
+    def follows_deadline(self) -> bool:
+        """Whether backups are made as the deadline asks."""
+        return isinstance(self._policy, Deadline)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether so many backups have failed that nobody should wait for one."""
+        return self._tolerance.spent
+
+    def consider(
+        self, commit: Commit, plan: Plan, *, stopping: bool = False, endangered: bool = False
+    ) -> None:
         """Begin a checkpoint of what was just committed, if one is due. Raises what ended an earlier one for good."""
         self._settle()
         now_ms = self._clock_ms()
@@ -121,6 +145,8 @@ class Coordinator:
             epochs_since=commit.epoch - self.newest_epoch,
             last_started_ms=self._last_started_ms,
             now_ms=now_ms,
+            endangered=endangered,
+            backup_s=max(1, self._took_ms) / 1000,
             asked=bool(wishes),
             stopping=stopping and self._settings.checkpoint_on_stop,
             code_changed=self.code_changed,
@@ -321,7 +347,7 @@ class Coordinator:
             self._took_ms = outcome.completed_ms - outcome.started_ms
             self._not_before_ms, self.code_changed = 0, False
             return
-        pause_s = min(_LAST_RETRY_S, _FIRST_RETRY_S * 2 ** (self._tolerance.in_a_row - 1))
+        pause_s = min(_LAST_RETRY_S, FIRST_RETRY_S * 2 ** (self._tolerance.in_a_row - 1))
         self._not_before_ms = self._clock_ms() + int(pause_s * 1000)
         if outcome.reason is Reason.STOPPED:
             return

@@ -12,9 +12,12 @@ from holdfast.cli.checkpoints import checkpoint, checkpoints
 from holdfast.cli.config import config
 from holdfast.cli.demo import demo
 from holdfast.cli.doctor import doctor
+from holdfast.cli.drill import drill
+from holdfast.cli.estimate import estimate, explain
 from holdfast.cli.exit_codes import UNEXPECTED, epilog
 from holdfast.cli.plan import plan
 from holdfast.cli.run import run
+from holdfast.cli.simulate import simulate
 from holdfast.cli.state import state
 from holdfast.cli.status import status
 from holdfast.cli.stop import stop
@@ -29,7 +32,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for command in (run, plan, status, stop, state, checkpoint, checkpoints, config, doctor, chaos, demo):
+for command in (
+    run,
+    plan,
+    status,
+    stop,
+    state,
+    checkpoint,
+    checkpoints,
+    estimate,
+    explain,
+    config,
+    doctor,
+    chaos,
+    drill,
+    simulate,
+    demo,
+):
     app.command()(command)
 
 

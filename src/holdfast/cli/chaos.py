@@ -5,29 +5,20 @@ from __future__ import annotations
 import collections
 import shutil
 import statistics
-import sys
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from holdfast.cli.loading import load
-from holdfast.cli.output import Unbroken, amount, clock, console, print_json, table
+from holdfast.cli.output import amount, clock, console, print_json, table
+from holdfast.cli.trials import Told, experiment_on, home_of, refuse_unless_exact
 from holdfast.config import resolve
-from holdfast.errors import HoldfastError, PipelineError
+from holdfast.errors import HoldfastError
 from holdfast.faults.chaos import Trial, draw, inflict, parse_faults
-from holdfast.faults.cluster import Cluster
 from holdfast.faults.compare import Verdict, compare
-from holdfast.faults.experiment import Experiment, StuckError
-
-CORES = 2
-
-
-class NotExactError(HoldfastError):
-    """After the faults, output or state are not what they would have been without."""
 
 
 def chaos(
@@ -77,80 +68,33 @@ def chaos(
         "backend": resolve({"backend": backend}).settings.backend,
     }
     load(app)  # what is wrong with it is said before a cluster is started
-    home = _home(folder)
-    told = _Told(trials, json=json)
+    home = home_of(folder, "chaos")
+    told = Told(trials)
     told.say(f"seed {seed}, {trials} faults, everything is in {home}")
     try:
-        done = _hurt(app, home, settings, hosts, draw(wanted, trials, seed), timeout, told)
+        with experiment_on(hosts, app, home, settings) as experiment:
+            blows = draw(wanted, trials, seed)
+            done = inflict(experiment, blows, timeout_s=timeout, tell=_told_of(told, json=json))
+            experiment.stop(done[-1].struck)
         told.say("comparing with the in-process runner")
         verdict = compare(lambda: load(app), home / "dir", home / "out", home / "runner")
     except HoldfastError as error:
-        raise _with_trials(error, told) from error
+        raise told.added_to(error) from error
     seconds = time.monotonic() - started_s
     _print(done, verdict, seed, settings["backend"], seconds, json=json)
-    if not verdict.exact:
-        raise NotExactError(
-            f"{verdict.lost} rows lost, {verdict.doubled} doubled, {verdict.different_states} shards different.",
-            remedy=f"Look at {home}; --seed {seed} draws the same faults.",
-            detail="\n".join(f"  - {f}" for f in verdict.findings),
-        )
+    refuse_unless_exact(verdict, home, seed)
     if folder is None:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def _home(folder: Path | None) -> Path:
-    if folder is None:
-        return Path(tempfile.mkdtemp(prefix="holdfast-chaos-"))
-    if folder.exists() and any(folder.iterdir()):
-        raise PipelineError(f"{folder} is not empty.", remedy="Name a folder that is, or that is not there.")
-    return folder.absolute()
-
-
-def _hurt(
-    app: str,
-    home: Path,
-    settings: dict[str, Any],
-    hosts: int,
-    blows: Sequence[Any],
-    timeout_s: float,
-    told: _Told,
-) -> list[Trial]:
-    with (
-        Cluster(home / "cluster", workers=hosts, cores=CORES) as cluster,
-        Experiment(cluster, app, home, settings=settings) as experiment,
-    ):
-        done = inflict(experiment, blows, timeout_s=timeout_s, tell=told.hear)
-        experiment.stop(done[-1].struck)
-    return done
-
-
-class _Told:
-    """Tells of each trial when it is over, and how long the rest will take."""
-
-    def __init__(self, trials: int, *, json: bool) -> None:
-        self._trials, self._json = trials, json
-        self._first_s: float | None = None
-        self._out = Unbroken(sys.stderr)
-        self.heard: list[Trial] = []
-
-    def say(self, text: str) -> None:
-        self._out.write(f"{text}\n")
-        self._out.flush()
-
-    def hear(self, trial: Trial) -> None:
-        self.heard.append(trial)
-        struck = trial.struck
-        began_s = struck.since_start_s - 1.0 if self._first_s is None else self._first_s
-        self._first_s = began_s
-        now_s = struck.since_start_s + (trial.recovery_s or 0.0)
-        left_s = (now_s - began_s) / trial.number * (self._trials - trial.number)
-        if self._json:
+def _told_of(told: Told, *, json: bool) -> Callable[[Trial], None]:
+    def hear(trial: Trial) -> None:
+        if json:
             print_json(facts_of(trial))
-        outcome = "next fault at once" if trial.recovery_s is None else f"back in {trial.recovery_s:.1f} s"
-        self.say(
-            f"{trial.number:>4}/{self._trials}  {struck.fault.label}: {struck.victim}, epoch {struck.planned}; "
-            f"{outcome}; {clock(left_s)} left"
-        )
+        back = "next fault at once" if trial.recovery_s is None else f"back in {trial.recovery_s:.1f} s"
+        told.hear(trial.struck, trial.recovery_s or 0.0, back)
+
+    return hear
 
 
 def facts_of(trial: Trial) -> dict[str, Any]:
@@ -225,11 +169,3 @@ def by_fault(trials: Sequence[Trial]) -> list[list[str]]:
         ]
         for label, count in sorted(counts.items())
     ]
-
-
-def _with_trials(error: HoldfastError, told: _Told) -> HoldfastError:
-    """What was done before it went wrong belongs to the error."""
-    if told.heard and isinstance(error, StuckError):
-        last = told.heard[-1]
-        error.message = f"After {last.number} trials, the last {last.struck.fault.label}: {error.message}"
-    return error

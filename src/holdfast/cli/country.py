@@ -24,6 +24,8 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
+from holdfast.data.rows import to_rows
+
 TILES = 66
 """Tiles on each side of the country."""
 FLASH_MS = 2_500
@@ -47,10 +49,16 @@ _MARKS = {"closure": "red", "pothole": "yellow", "sign": "cyan"}
 
 
 class Country:
-    """The published tiles and changes, gathered from the output folders."""
+    """The published tiles and changes, gathered from the output folders.
 
-    def __init__(self, out: Path) -> None:
-        self._out = out
+    Args:
+        out: the folder that has them.
+        tiles: the folder of tiles in it, Parquet.
+        changes: the folder of changes, Parquet or JSON lines.
+    """
+
+    def __init__(self, out: Path, tiles: str = "tiles", changes: str = "changes") -> None:
+        self._tiles, self._changes = out / tiles, out / changes
         self._read: set[Path] = set()
         self.reports = np.zeros((TILES, TILES), dtype=np.int64)
         self.seen_ms = np.zeros((TILES, TILES), dtype=np.int64)
@@ -62,16 +70,17 @@ class Country:
 
     def catch_up(self) -> None:
         """Take in what was published since the last time. A file may be merged into a larger one meanwhile."""
-        for file in self._new("tiles", "*.parquet"):
+        for file in self._new(self._tiles):
             with contextlib.suppress(FileNotFoundError):
-                self._take_tiles(pq.read_table(file))
-        for file in self._new("changes", "*.jsonl"):
+                self._take_tiles(pq.read_table(file, partitioning=None))
+        for file in self._new(self._changes):
             with contextlib.suppress(FileNotFoundError):
-                for line in file.read_text().splitlines():
-                    self._take_change(json.loads(line))
+                for change in _rows(file):
+                    self._take_change(change)
 
-    def _new(self, folder: str, pattern: str) -> list[Path]:
-        found = [f for f in sorted((self._out / folder).glob(pattern)) if f not in self._read]
+    def _new(self, folder: Path) -> list[Path]:
+        visible = (f for f in folder.glob("*.*") if f.name[0] not in "._")
+        found = sorted(f for f in visible if f not in self._read)
         self._read.update(found)
         return found
 
@@ -99,6 +108,12 @@ class Country:
         """The tile with the most reports."""
         y, x = np.unravel_index(int(self.reports.argmax()), self.reports.shape)
         return int(x), int(y)
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    if file.suffix == ".parquet":
+        return to_rows(pq.read_table(file, partitioning=None))
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def colours(country: Country, cells: int) -> npt.NDArray[np.uint8]:

@@ -41,8 +41,14 @@ def run(
     guarantee: Annotated[
         str | None, typer.Option(help="What output keeps to: exactly_once or at_least_once.")
     ] = None,
+    deadline: Annotated[
+        str | None, typer.Option(help="Within this recovery must end, whatever dies: 70s.")
+    ] = None,
     checkpoint: Annotated[
-        str | None, typer.Option(help="When state is backed up: 30s, '10 epochs', manual or never.")
+        str | None,
+        typer.Option(
+            help="When state is backed up: deadline, 30s, '10 epochs', 'young-daly 24h', manual or never."
+        ),
     ] = None,
     checkpoint_dir: Annotated[
         str | None,
@@ -91,6 +97,7 @@ def run(
         "cut": cut,
         "max_records": max_records,
         "guarantee": guarantee,
+        "deadline": deadline,
         "checkpoint": checkpoint,
         "checkpoint_dir": checkpoint_dir,
         "take_over": take_over or None,

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import psutil
 import typer
 from rich.table import Table
@@ -64,6 +65,13 @@ def status_facts(directory: Directory) -> dict[str, Any]:
         "bad_records": {} if told is None else told.bad_records,
         "checkpoint": list_facts(directory)[-1:],
         "checkpoint_failures": 0 if told is None else told.checkpoint_failures,
+        "policy": "" if told is None else told.policy,
+        "backup_reason": "" if told is None else told.backup_reason,
+        "deadline_s": 0.0 if told is None else told.deadline_s,
+        "bound_s": 0.0 if told is None else told.bound_s,
+        "worst_fault": "" if told is None else told.worst_fault,
+        "forecasts": {} if told is None else msgspec.to_builtins(told.forecasts),
+        "feasible": True if told is None else told.feasible,
         "supervisor": _supervisor(directory),
         "started_ms": 0 if told is None else told.started_ms,
         "updated_ms": 0 if told is None else told.updated_ms,
@@ -87,8 +95,18 @@ def _checkpoint(facts: dict[str, Any]) -> Text:
         return Text(f"{newest['number']}, which can't be used: {newest['why']}", style="red")
     ago = clock(max(0.0, time.time() - newest["completed_ms"] / 1000))
     text = f"{newest['number']} of epoch {newest['epoch']}, {size(newest['size_bytes'])}, {ago} ago"
+    if facts["backup_reason"]:
+        text += f": {facts['backup_reason']}"
     failed = facts["checkpoint_failures"]
     return Text(f"{text}; {failed} failed since", style="red") if failed else Text(text)
+
+
+def _recovery(facts: dict[str, Any]) -> Text:
+    if not facts["bound_s"]:
+        return Text("not known yet", style="dim")
+    text = f"at most {facts['bound_s']:.1f} s ({facts['worst_fault']}), deadline {facts['deadline_s']:g} s"
+    over = facts["bound_s"] > facts["deadline_s"]
+    return Text(f"{text}: see holdfast explain" if over else text, style="red" if over else "default")
 
 
 def _shown(facts: dict[str, Any]) -> Table:
@@ -108,6 +126,7 @@ def _shown(facts: dict[str, Any]) -> Table:
             f"{amount(facts['state_keys'])} keys, {size(facts['state_bytes'])}, {facts['backend']}",
         ),
         ("checkpoint", _checkpoint(facts)),
+        ("recovery", _recovery(facts)),
         ("parallelism", facts["parallelism"]),
         ("bad records", ", ".join(f"{uid} {amount(n)}" for uid, n in facts["bad_records"].items()) or "0"),
         ("directory", facts["directory"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
@@ -79,8 +80,15 @@ def _column(seen: Seen, status: Status) -> list[tuple[str, Text]]:
         ("backlog", _backlog(status)),
         ("state", Text(f"{amount(status.state_keys)} keys, {size(status.state_bytes)}")),
         ("bad records", Text(amount(seen.bad_records), style="bold red" if seen.bad_records else "dim")),
+        *_recovery(status),
         ("records/s", _strong(amount(status.records_per_s))),
     ]
+
+
+def _recovery(status: Status) -> list[tuple[str, Text]]:
+    if not status.bound_s:
+        return []
+    return [("recovery", _bound(status) + Text(f" of {status.deadline_s:g} s", style="dim"))]
 
 
 def _title(status: Status) -> Text:
@@ -125,9 +133,70 @@ def _figures(seen: Seen, status: Status, spark: int) -> Table:
             _checkpoint(status),
         ),
     ]
+    if status.bound_s:
+        rows.append(("recovery", _bound(status), recovery_bar(status, spark), "deadline", _deadline(status)))
+        rows.append(("", Text(""), _parts(status), "backup", _backup(status)))
     for label, value, middle, other, last in rows:
         grid.add_row(Text(label, style="dim"), value, middle, Text(other, style="dim"), last)
     return grid
+
+
+_PARTS = (
+    ("detection_s", "yellow"),
+    ("environment_s", "blue"),
+    ("loading_s", "magenta"),
+    ("recomputing_s", "cyan"),
+)
+
+
+def recovery_bar(status: Status, width: int) -> Text:
+    """The four parts of the worst recovery and its bound, against the deadline."""
+    worst = status.forecasts.get(status.worst_fault)
+    if worst is None or not status.deadline_s:
+        return Text("")
+    scale = width / max(status.deadline_s, status.bound_s)
+    bar, drawn, at = Text(no_wrap=True), 0, 0.0
+    for name, colour in _PARTS:
+        at += float(getattr(worst, name)) * scale
+        bar.append("█" * (round(at) - drawn), style=colour)
+        drawn = round(at)
+    bound = max(drawn, round(status.bound_s * scale))
+    bar.append("▒" * (bound - drawn), style="dim")
+    bar.append("·" * (width - bound), style="dim")
+    return bar
+
+
+def _parts(status: Status) -> Text:
+    """The parts' seconds, each in the colour of its bar."""
+    worst = status.forecasts.get(status.worst_fault)
+    if worst is None:
+        return Text("")
+    text = Text(no_wrap=True)
+    for name, colour in _PARTS:
+        if text:
+            text.append(" + ", style="dim")
+        text.append(f"{getattr(worst, name):.1f}", style=colour)
+    return text.append(f" s, {status.worst_fault}", style="dim")
+
+
+def _bound(status: Status) -> Text:
+    style = "bold red" if status.bound_s > status.deadline_s else "bold green"
+    return Text(f"≤ {status.bound_s:.1f} s", style=style)
+
+
+def _deadline(status: Status) -> Text:
+    if not status.feasible:
+        return Text(f"{status.deadline_s:g} s can't be held", style="bold red")
+    return Text(f"{status.deadline_s:g} s")
+
+
+def _backup(status: Status) -> Text:
+    """When the newest backup was made; why is in `holdfast status`."""
+    if not status.checkpoint_ms:
+        return Text("not needed yet" if status.policy == "deadline" else "none yet", style="dim")
+    ago_s = max(0.0, time.time() - status.checkpoint_ms / 1000)
+    text = f"{clock(ago_s)} ago"
+    return Text(f"{text}, intake paused" if status.paused else text, style="dim")
 
 
 def _checkpoint(status: Status) -> Text:

@@ -5,7 +5,8 @@ each epoch 1 plan     ask the sources, fix ranges and clock: the plan record
            2 run      one Spark job; again where schemas had to be settled or shards rebuilt
            3 commit   the commit record is the decision
            4 publish  sinks show what was decided
-           5 back up  a checkpoint is begun if one is due, and goes on beside the next epochs
+           5 decide   how long would recovery take now? is a backup due, or a pause?
+           6 back up  a checkpoint is begun if one is due, and goes on beside the next epochs
 stop       between epochs, never inside one
 """
 
@@ -27,12 +28,14 @@ from holdfast.engine.cut import Wait, when_to_cut
 from holdfast.engine.epoch import Again, Done, Failed, Lacking, assign, decide, judge, stamps, texts
 from holdfast.engine.program import Header, Program, Report, declared_schemas
 from holdfast.errors import EngineError, HoldfastError, JobLostError, SinkError
+from holdfast.faults.kinds import Fault
 from holdfast.faults.points import reach
 from holdfast.io.base import Decided, Limit, Offer, Sink, Source
 from holdfast.log.journal import Journal
 from holdfast.log.records import Commit, Plan
 from holdfast.metrics import EpochFacts
 from holdfast.plan import graph as g
+from holdfast.recovery.guard import Guard
 from holdfast.recovery.recover import Recovery
 
 _log = logging.getLogger("holdfast.driver")
@@ -66,11 +69,13 @@ class Driver:
         recovery: Recovery,
         *,
         tasks: int,
+        guard: Guard | None = None,
         on_epoch: Callable[[EpochFacts], None] = lambda facts: None,
+        say: Callable[[str], None] = lambda message: None,
         clock_ms: Callable[[], int] = lambda: int(time.time() * 1000),
     ) -> None:
         self._program, self._runner, self._journal, self._settings = program, runner, journal, settings
-        self._coordinator, self._recovery = coordinator, recovery
+        self._coordinator, self._recovery, self._guard, self._say = coordinator, recovery, guard, say
         self._tasks, self._on_epoch, self._clock_ms = tasks, on_epoch, clock_ms
         graph = program.stages.graph
         self._sources: dict[str, Source] = {n.uid: n.body for n in graph.of_kind(g.SOURCE)}
@@ -84,6 +89,7 @@ class Driver:
         self._pinned = texts(declared_schemas(program.stages))
         self._now_ms = 0
         self._backlog = 0
+        self._run_s = 0.0
         self._polled_ms = 0
         self._cut_at = self._asked_at = self._planning_at = self._looked_at = 0.0
 
@@ -118,12 +124,24 @@ class Driver:
         reach("start.published")
         self._published = last
         self._runner.remember(self._last)
+        if self._guard is not None:
+            self._recovery.job_records = self._guard.job_records
         self._recovery.recover(self._last)
         self._note_expiries()
+        self._start_guard()
         if self._coordinator.code_changed:
             self._back_up()
             self._coordinator.wait(self._settings.checkpoint_timeout_s)
         self._upkeep.start()
+
+    def _start_guard(self) -> None:
+        """Know what a replay would run, and refuse a deadline that can't be held, if that is wanted."""
+        if self._guard is None:
+            return
+        since = range(self._coordinator.newest_epoch + 1, self.last_epoch + 1)
+        commits = [c for c in map(self._journal.commit, since) if c is not None]
+        self._guard.start(self._last, commits, self._coordinator.newest(self.last_epoch))
+        self._guard.decide()
 
     def _note_expiries(self) -> None:
         """Know when what a replay would read expires, for the epochs of earlier lives too."""
@@ -157,6 +175,8 @@ class Driver:
         finally:
             self._coordinator.stop()
             self._upkeep.stop()
+            if self._guard is not None:
+                self._guard.stop()
 
     def _finish(self) -> None:
         """A clean stop: let the checkpoint under way end, and leave one of the last version."""
@@ -170,6 +190,8 @@ class Driver:
 
     def _new_plan(self) -> Plan | None:
         """Wait until an epoch is due, and fix it. None: it is time to stop."""
+        if not self._await_backup():
+            return None
         while True:
             self._planning_at = time.perf_counter()  # waiting for data is no part of an epoch
             offers = self._offers()
@@ -195,9 +217,35 @@ class Driver:
             self._look_around()
         return self._fix(offers)
 
+    def _await_backup(self) -> bool:
+        """Take nothing in while one more epoch would endanger the deadline; False: it is time to stop."""
+        guard = self._guard
+        if guard is None or not guard.decision.pause or not self._coordinator.follows_deadline:
+            return True
+        started = time.monotonic()
+        self._say("intake is paused until the backup is through: one more epoch would endanger the deadline")
+        try:
+            while guard.decision.pause and not self._coordinator.hopeless:
+                if self._stop.wait(0.02) or self._journal_says_stop():
+                    return False
+                self._back_up()
+                guard.decide()
+        finally:
+            guard.paused(time.monotonic() - started)
+            self._say("")
+        return True
+
+    @property
+    def _max_records(self) -> int:
+        """The most records the next epoch takes: fewer than the settings allow where the deadline asks for it."""
+        guard = self._guard
+        if guard is None or not self._coordinator.follows_deadline:
+            return self._settings.max_records
+        return guard.limit
+
     def _offers(self) -> dict[str, Offer]:
         self._polled_ms = max(self._clock_ms(), self._now_ms + 1)
-        limit = Limit(self._settings.max_records, self._tasks, self._polled_ms)
+        limit = Limit(self._max_records, self._tasks, self._polled_ms)
         offers = {}
         for uid, source in self._sources.items():
             try:
@@ -208,7 +256,7 @@ class Driver:
         return offers
 
     def _is_full(self, offers: dict[str, Offer]) -> bool:
-        return _count(offers) >= self._settings.max_records or any(o.backlog > 0 for o in offers.values())
+        return _count(offers) >= self._max_records or any(o.backlog > 0 for o in offers.values())
 
     def _journal_says_stop(self) -> bool:
         now = time.monotonic()
@@ -245,6 +293,7 @@ class Driver:
             return
         self._looked_at = now
         if self._last is not None and self._runner.unsettled():
+            self._noticed(Fault.EXECUTOR_KILL, time.time())
             self._recovery.recover(self._last)
         self._back_up()
 
@@ -269,6 +318,8 @@ class Driver:
         self._upkeep.decided(commit.epoch)
         self._coordinator.expires(commit.epoch, self._expiry(plan))
         shown = time.perf_counter()
+        reloads = sum(r.reloads for r in reports)
+        self._learn(commit, decided - planned, clean=runs == 1 and not reloads, reloads=reloads)
         sealed = [s.sealed for shards in commit.shards.values() for s in shards]
         self._on_epoch(
             EpochFacts(
@@ -285,7 +336,7 @@ class Driver:
                 state_keys=sum(max(s.live.values(), default=0) for s in sealed),
                 state_bytes=sum(s.size_bytes for s in sealed),
                 runs=runs,
-                reloads=sum(r.reloads for r in reports),
+                reloads=reloads,
                 worker_rss_bytes=max((r.rss_bytes for r in reports), default=0),
             )
         )
@@ -293,11 +344,30 @@ class Driver:
         if not self._stop.is_set():
             self._back_up()
 
-    # 5 Back up
+    # 5 Decide
+
+    def _learn(self, commit: Commit, took_s: float, *, clean: bool, reloads: int) -> None:
+        if self._guard is None:
+            return
+        took = self._recovery.taken()
+        self._guard.epoch_done(commit, took_s, clean=clean, reloads=reloads, took=took, run_s=self._run_s)
+        self._recovery.job_records = self._guard.job_records
+
+    def _noticed(self, fault: Fault, at_s: float) -> None:
+        if self._guard is not None:
+            self._guard.fault(fault, at_s)
+
+    # 6 Back up
 
     def _back_up(self, *, stopping: bool = False) -> None:
-        if self._last is not None and self._last_plan is not None:
-            self._coordinator.consider(self._last, self._last_plan, stopping=stopping)
+        if self._last is None or self._last_plan is None:
+            return
+        endangered = self._guard is not None and self._guard.decision.back_up
+        self._coordinator.consider(self._last, self._last_plan, stopping=stopping, endangered=endangered)
+        if self._guard is not None:
+            pending = self._coordinator.pending_epoch
+            if pending is not None:
+                self._guard.backup_begun(pending)
 
     def _run(self, plan: Plan) -> tuple[Done, int, list[Report]]:
         """Run a plan until its outcome stands.
@@ -307,12 +377,16 @@ class Driver:
         """
         pinned = self._pinned
         unsettled = lost = 0
+        began_s = time.time()
         for run in range(1, 1000):
             if unsettled == _RUNS_TO_SETTLE:
                 break
+            started = time.perf_counter()
             try:
                 reports = self._runner.run(plan, self._header(plan, pinned, run))
+                self._run_s = time.perf_counter() - started
             except JobLostError:
+                self._noticed(Fault.EXECUTOR_KILL, began_s)
                 lost += 1
                 if lost >= _LOST_JOBS:
                     raise
@@ -326,6 +400,7 @@ class Driver:
             if isinstance(outcome, Failed):
                 raise self._located(outcome.error)
             if isinstance(outcome, Lacking):
+                self._noticed(Fault.EXECUTOR_KILL, began_s)
                 self._journal.check_fence()
                 self._recovery.recover(self._last)
             if isinstance(outcome, Again):

@@ -20,6 +20,7 @@ from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.coordinator import Coordinator, Outcome
 from holdfast.checkpoint.lifecycle import Reason
 from holdfast.checkpoint.metadata import Checkpoint
+from holdfast.checkpoint.policy import Trigger
 from holdfast.config import Settings, resolve
 from holdfast.engine import session as sessions
 from holdfast.engine.build import (
@@ -41,8 +42,10 @@ from holdfast.log.tenancy import Tenancy
 from holdfast.metrics import EpochFacts, Recent, Status, write_status
 from holdfast.plan import graph as g
 from holdfast.plan.fingerprint import fingerprint
+from holdfast.recovery.guard import Guard
 from holdfast.recovery.recover import Recovery
 from holdfast.recovery.replay import Progress
+from holdfast.supervise.heartbeat import SUPERVISED
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -84,11 +87,14 @@ class Handle:
             state="starting",
             started_ms=int(time.time() * 1000),
             policy=settings.checkpoint,
+            deadline_s=settings.deadline_s,
         )
         self._tenancy = Tenancy(self.directory)
         self._recent = Recent()
         self._written = 0.0
         self._driver: Driver | None = None
+        self._guard: Guard | None = None
+        self._forecast_at = 0.0
         self._stopping = False
         self._error: BaseException | None = None
         self._ready = threading.Event()
@@ -141,6 +147,7 @@ class Handle:
     def begin(self) -> None:
         """Check everything that can be checked here, then let the driver live on its thread."""
         check_asked()
+        began = time.monotonic()
         stages = build_stages(self._pipeline)
         journal = Journal.at(self.directory)
         identity = journal.identity()
@@ -157,6 +164,8 @@ class Handle:
             if self._stopping:
                 self._driver.stop()
             self._driver.start()
+            if self._guard is not None:
+                self._guard.started(time.monotonic() - began)
         except BaseException:
             self._let_go()
             self._tenancy.release()
@@ -223,13 +232,33 @@ class Handle:
             on_outcome=self._checkpoint,
         )
         coordinator.code_changed = _code_changed(journal, catalog, code)
+        self._guard = self._make_guard(sc, cores)
         strict = self._settings.on_divergence == "stop"
         recovery = Recovery(
             program, runner, journal, catalog, tasks=cores, strict=strict, tell=self._recovering
         )
         return Driver(
-            program, runner, journal, self._settings, coordinator, recovery, tasks=cores, on_epoch=self._epoch
+            program,
+            runner,
+            journal,
+            self._settings,
+            coordinator,
+            recovery,
+            tasks=cores,
+            guard=self._guard,
+            on_epoch=self._epoch,
+            say=self._say,
         )
+
+    def _make_guard(self, sc: SparkContext, cores: int) -> Guard:
+        supervised = os.environ.get(SUPERVISED, "")
+        notice = sessions.notice_of(
+            dict(sc.getConf().getAll()),
+            local=is_local(sc),
+            supervised_s=float(supervised) if supervised else None,
+            wait_for_home_s=self._settings.wait_for_home_s,
+        )
+        return Guard(self._settings, notice, self.directory, cores=cores)
 
     def _let_go(self) -> None:
         """Stop the session if it is ours."""
@@ -257,6 +286,8 @@ class Handle:
 
     def _checkpoint(self, outcome: Outcome) -> None:
         status = self._status
+        if self._guard is not None:
+            self._guard.backup_ended(outcome)
         if isinstance(outcome, Checkpoint):
             status.checkpoint = outcome.number
             status.checkpoint_epoch = outcome.epoch
@@ -264,6 +295,7 @@ class Handle:
             status.checkpoint_bytes = outcome.size_bytes
             status.checkpoint_new_bytes = outcome.new_bytes
             status.checkpoint_failures = 0
+            status.backup_reason = Trigger[outcome.trigger].value
         elif outcome.reason is not Reason.STOPPED:
             status.checkpoint_failures += 1
             self._say(outcome.sentence())
@@ -294,7 +326,21 @@ class Handle:
             status.bad_records[uid] = status.bad_records.get(uid, 0) + count
         self._tell(facts)
 
+    def _forecast(self) -> None:
+        """Recovery as it would be now, as often as anybody looks."""
+        guard, now = self._guard, time.monotonic()
+        if guard is None or not guard.estimates or now - self._forecast_at < STATUS_EVERY_S:
+            return
+        self._forecast_at = now
+        worst, self._status.bound_s = guard.worst()
+        self._status.worst_fault = worst.fault.label
+        self._status.forecasts = guard.forecasts()
+        self._status.feasible = guard.decision.feasible
+        self._status.epoch_limit = guard.decision.limit
+        self._status.paused = guard.decision.pause
+
     def _tell(self, facts: EpochFacts | None) -> None:
+        self._forecast()
         self._status.updated_ms = int(time.time() * 1000)
         if time.monotonic() - self._written >= STATUS_EVERY_S:
             self._written = time.monotonic()

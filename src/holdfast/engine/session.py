@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from holdfast.config import Settings
+from holdfast.config import Settings, parse_duration_s
 from holdfast.engine.doors import executors, is_local
 from holdfast.errors import SessionError
+from holdfast.recovery.estimate import Notice
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -54,6 +55,28 @@ def timeouts(settings: Settings) -> dict[str, str]:
         "spark.python.worker.idleTimeoutSeconds": str(max(1, round(settings.worker_timeout_s))),
         "spark.python.worker.killOnIdleTimeout": "true",
     }
+
+
+def notice_of(
+    conf: Mapping[str, str], *, local: bool, supervised_s: float | None, wait_for_home_s: float
+) -> Notice:
+    """By what faults are noticed with a session's settings, Spark's defaults where it has none. Pure."""
+
+    def seconds(key: str, default: float) -> float:
+        text = conf.get(key, "")
+        return parse_duration_s(text if not text.isdigit() else float(text)) if text else default
+
+    silent_s = seconds("spark.network.timeout", 120.0)
+    idle_s = seconds("spark.python.worker.idleTimeoutSeconds", 0.0)
+    kills = conf.get("spark.python.worker.killOnIdleTimeout", "false").lower() == "true"
+    return Notice(
+        worker_s=idle_s if idle_s and kills else None,
+        executor_s=silent_s,
+        executor_check_s=seconds("spark.network.timeoutInterval", 60.0),
+        driver_s=supervised_s,
+        host_s=wait_for_home_s,
+        local=local,
+    )
 
 
 _BREAKING = {

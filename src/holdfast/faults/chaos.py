@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from holdfast.errors import ConfigError
 from holdfast.faults.experiment import Experiment, Struck
-from holdfast.faults.victims import Fault
+from holdfast.faults.kinds import GROUPS, Fault
 
 PAUSE_S = (0.2, 1.5)
 """Between a recovery and the next fault."""
@@ -53,10 +53,15 @@ class Trial:
 def draw(faults: Sequence[Fault], trials: int, seed: int) -> list[Blow]:
     """What will be done: every kind about equally often, in an order and at moments that the seed decides."""
     chance = random.Random(seed)
+    return [_blow(fault, chance, first=n == 0) for n, fault in enumerate(in_turn(faults, trials, chance))]
+
+
+def in_turn(faults: Sequence[Fault], trials: int, chance: random.Random) -> list[Fault]:
+    """So many faults, every kind once before any comes again, in an order that chance decides."""
     kinds: list[Fault] = []
     while len(kinds) < trials:
         kinds += chance.sample(list(faults), len(faults))
-    return [_blow(fault, chance, first=n == 0) for n, fault in enumerate(kinds[:trials])]
+    return kinds[:trials]
 
 
 def _blow(fault: Fault, chance: random.Random, *, first: bool) -> Blow:
@@ -67,23 +72,23 @@ def _blow(fault: Fault, chance: random.Random, *, first: bool) -> Blow:
 
 
 def parse_faults(text: str) -> list[Fault]:
-    """The faults that a text names: `all`, or their names with commas between.
+    """The faults that a text names: `all`, or names with commas between; `executor` is both of its kinds.
 
-    >>> [fault.label for fault in parse_faults("host,driver-kill")]
-    ['host', 'driver-kill']
+    >>> [fault.label for fault in parse_faults("host,driver")]
+    ['host', 'driver-kill', 'driver-freeze']
     """
     if text.strip() == "all":
         return list(Fault)
-    found = []
+    found: list[Fault] = []
     for name in (part.strip() for part in text.split(",")):
         fault = Fault.named(name)
-        if fault is None:
+        of = GROUPS.get(name, () if fault is None else (fault,))
+        if not of:
             raise ConfigError(
                 f"There is no fault {name!r}.",
-                remedy=f"The faults are: all, {', '.join(f.label for f in Fault)}.",
+                remedy=f"The faults are: all, {', '.join(GROUPS)}, {', '.join(f.label for f in Fault)}.",
             )
-        if fault not in found:
-            found.append(fault)
+        found += [one for one in of if one not in found]
     return found
 
 

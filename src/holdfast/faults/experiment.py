@@ -1,24 +1,28 @@
 """One supervised application on one cluster: strike it, and time its way back.
 
 Recovery is read from the log, as the design defines it: from the fault to the commit of the last epoch planned
-before it, and if none was planned, to the next commit. Whoever strikes, and when, decides elsewhere.
+before it, and if none was planned, to the next commit, less the waiting for data. Whoever strikes, and when, decides
+elsewhere.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
+import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from holdfast.errors import HoldfastError
 from holdfast.faults.app import command
 from holdfast.faults.cluster import Cluster
-from holdfast.faults.victims import Fault, Nobody, Victims, kill
+from holdfast.faults.kinds import Fault
+from holdfast.faults.victims import Nobody, Victims, kill
 from holdfast.log.journal import Journal
 from holdfast.metrics import read_status
 from holdfast.supervise.processes import kill_everything
@@ -28,6 +32,7 @@ STOP_TIMEOUT_S = 120.0
 FIRST_COMMITS = 3
 _LOOK_EVERY_S = 0.02
 _TAIL_LINES = 30
+_RECENT_PLANS = 9
 
 SETTINGS: dict[str, Any] = {
     "trim_log": False,
@@ -45,6 +50,10 @@ SETTINGS: dict[str, Any] = {
     },
 }
 """What a victim runs with unless told otherwise: time-outs and checkpoints in seconds, and a log that is kept whole."""
+
+
+OF_DRIVER = (Fault.DRIVER_KILL, Fault.DRIVER_FREEZE, Fault.APPLICATION)
+"""Faults after which nobody waits for data: there is no driver."""
 
 
 class StuckError(HoldfastError):
@@ -66,14 +75,38 @@ class Struck:
     at_s: float
     """On the monotonic clock."""
     epoch: int
-    """The last epoch that was decided."""
+    """The last epoch that was decided. Read right after the fault, since one may be decided while it is being done."""
     planned: int
-    """The last epoch that was planned."""
+    """The last epoch that was planned; if it was planned after the fault, none was before it."""
 
     @property
     def awaited(self) -> int:
         """The epoch whose commit ends the recovery."""
         return self.planned if self.planned > self.epoch else self.epoch + 1
+
+
+def waiting_s(fault: Fault, at_ms: int, planned_ms: int, before_ms: Sequence[int]) -> float:
+    """How long nothing was wrong between a fault and the plan of the epoch whose commit ended the recovery.
+
+    An epoch that was planned before the fault waited for nothing, and without a driver nobody waits. Otherwise the
+    driver waited for data or for its interval until the next plan was due, by the usual distance between
+    plans; what passed beyond that counts as recovery, since a driver that looks after lost shards plans nothing.
+
+    Args:
+        at_ms: when the fault came.
+        planned_ms: when that epoch was planned.
+        before_ms: when the epochs before it were planned, in order.
+
+    >>> waiting_s(Fault.HOST, 10_100, 10_400, [9_000, 9_500, 10_000])
+    0.3
+    >>> waiting_s(Fault.HOST, 10_100, 17_000, [9_000, 9_500, 10_000])
+    0.4
+    """
+    if planned_ms <= at_ms or fault in OF_DRIVER or len(before_ms) < 2:
+        return 0.0
+    gaps = [later - earlier for earlier, later in itertools.pairwise(before_ms)]
+    due_ms = before_ms[-1] + statistics.median(gaps)
+    return max(0.0, min(planned_ms, due_ms) - at_ms) / 1000
 
 
 class Experiment:
@@ -83,7 +116,8 @@ class Experiment:
         cluster: nobody else may use it meanwhile.
         app: as `holdfast run` takes it.
         folder: of the experiment's own: `dir` is the pipeline's directory, `out/<uid>` its output.
-        settings: on top of `SETTINGS`.
+        settings: on top of `SETTINGS`; None takes one of those away, so that it comes from where it would for anybody.
+        environment: on top of our own.
 
     >>> with Experiment(cluster, "app.py", folder) as experiment:  # doctest: +SKIP
     ...     struck = experiment.strike(Fault.EXECUTOR_KILL)
@@ -98,14 +132,17 @@ class Experiment:
         folder: Path,
         *,
         settings: Mapping[str, Any] | None = None,
+        environment: Mapping[str, str] | None = None,
         supervise: bool = True,
     ) -> None:
         self.cluster, self.app, self.folder = cluster, app, folder.absolute()
         self.directory, self.out = self.folder / "dir", self.folder / "out"
-        self.settings = {**SETTINGS, "master": cluster.url, "dir": str(self.directory), **(settings or {})}
+        ours = {"master": cluster.url, "dir": str(self.directory)}
+        asked = {**SETTINGS, **ours, **(settings or {})}
+        self.settings = {name: value for name, value in asked.items() if value is not None}
         self.victims = Victims(cluster, self.directory)
         self.journal = Journal.at(self.directory)
-        self._supervise = supervise
+        self._supervise, self._environment = supervise, dict(environment or {})
         self._log = self.folder / "application.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._started_s = time.monotonic()
@@ -136,6 +173,7 @@ class Experiment:
         with open(self._log, "ab") as log:
             return subprocess.Popen(
                 command(self.app, self.out, settings, supervise=supervise),
+                env={**os.environ, **self._environment},
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -162,21 +200,28 @@ class Experiment:
         until = time.monotonic() + timeout_s
         while True:
             self._check_lives()
-            epoch, planned = self.last_epoch(), self.last_planned()
-            at_s, at_ms = time.monotonic(), int(time.time() * 1000)
             try:
-                victim = self.victims.strike(fault, share)
+                aim = self.victims.aim(fault, share)
             except Nobody as nobody:
                 if time.monotonic() >= until:
                     raise self._stuck(f"{fault.label}: {nobody} for {timeout_s:.0f} s.") from None
                 time.sleep(_LOOK_EVERY_S)
                 continue
-            return Struck(fault, victim, at_ms, at_s - self._started_s, at_s, epoch, planned)
+            at_s, at_ms = time.monotonic(), int(time.time() * 1000)
+            aim.strike()
+            epoch, planned = self.last_epoch(), self.last_planned()
+            return Struck(fault, aim.victim, at_ms, at_s - self._started_s, at_s, epoch, planned)
 
     def await_recovery(self, struck: Struck, timeout_s: float = 120.0) -> float:
-        """Wait until the application is back: the seconds that it took from the fault."""
+        """Wait until the application is back: the seconds that it took from the fault, less the waiting for data."""
         self.await_commit(struck.awaited, struck.at_s + timeout_s - time.monotonic())
-        return time.monotonic() - struck.at_s
+        took_s = time.monotonic() - struck.at_s
+        return max(0.0, took_s - self._waiting_s(struck))
+
+    def _waiting_s(self, struck: Struck) -> float:
+        wanted = range(max(1, struck.awaited - _RECENT_PLANS), struck.awaited + 1)
+        *before, last = [plan for plan in map(self.journal.plan, wanted) if plan is not None]
+        return waiting_s(struck.fault, struck.at_ms, last.now_ms, [plan.now_ms for plan in before])
 
     def await_commit(self, epoch: int, timeout_s: float) -> None:
         """Wait until an epoch is decided."""

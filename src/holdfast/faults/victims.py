@@ -1,6 +1,6 @@
 """Whom a fault can strike, and how: the processes of one application on one cluster.
 
-A list of faults that is closed, the processes that each looks for, and the signals that it sends. When to strike and
+The processes that each fault looks for, and the signals that it sends. When to strike and
 what comes of it is the experiment's affair.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import enum
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,36 +16,17 @@ import psutil
 
 from holdfast.engine.doors import SLOT
 from holdfast.faults.cluster import Cluster
+from holdfast.faults.kinds import Fault
 from holdfast.metrics import read_status
 from holdfast.supervise.supervisor import read_supervision
 
 T = TypeVar("T")
+Deed = Callable[[Sequence[psutil.Process]], None]
 
 _EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 _DAEMONS = {"pyspark.daemon", "holdfast.engine.daemon"}
 _CHECK = "check"
 """The slot that tries the doors at a start, and does nothing afterwards."""
-
-
-class Fault(enum.Enum):
-    """What can be done to an application, with a sentence each."""
-
-    WORKER_KILL = "worker-kill", "a Python worker is killed: one of a shard, of the sources or of uploads"
-    WORKER_FREEZE = "worker-freeze", "a Python worker is stopped and stays so"
-    EXECUTOR_KILL = "executor-kill", "an executor's JVM is killed"
-    EXECUTOR_FREEZE = "executor-freeze", "an executor's JVM is stopped and stays so"
-    HOST = "host", "everything on a host is killed and its disk is emptied; it comes back without its state"
-    DRIVER_KILL = "driver-kill", "the driver is killed, Python and JVM"
-    DRIVER_FREEZE = "driver-freeze", "the driver is stopped, Python and JVM; its supervisor replaces it"
-    APPLICATION = "application", "the driver and all executors are killed at once"
-
-    def __init__(self, label: str, sentence: str) -> None:
-        self.label, self.sentence = label, sentence
-
-    @staticmethod
-    def named(label: str) -> Fault | None:
-        """The fault of that name."""
-        return next((f for f in Fault if f.label == label), None)
 
 
 class Nobody(Exception):
@@ -75,6 +55,14 @@ class Worker:
 
     def __str__(self) -> str:
         return f"worker of {self.slot or 'sources'} on {self.host}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Aim:
+    """Who will be struck, found before the moment counts: to look for processes takes a while."""
+
+    victim: str
+    strike: Callable[[], None]
 
 
 class Victims:
@@ -125,35 +113,35 @@ class Victims:
             raise Nobody("a driver")
         return status.pid
 
-    def strike(self, fault: Fault, share: float) -> str:
-        """Do it; says to whom. `share`, from 0 to 1, chooses among those who are there; `Nobody` if none is."""
-        return _STRIKES[fault](self, share)
+    def aim(self, fault: Fault, share: float) -> Aim:
+        """Find whom to strike. `share`, from 0 to 1, chooses among those who are there; `Nobody` if none is."""
+        return _AIMS[fault](self, share)
 
-    def _worker(self, share: float, do: Callable[[Sequence[psutil.Process]], None]) -> str:
+    def _worker(self, share: float, do: Deed) -> Aim:
         worker = chosen(self.workers(), share)
-        do([worker.process])
-        return str(worker)
+        return Aim(str(worker), lambda: do([worker.process]))
 
-    def _executor(self, share: float, do: Callable[[Sequence[psutil.Process]], None]) -> str:
+    def _executor(self, share: float, do: Deed) -> Aim:
         executor = chosen(self.executors(), share)
-        do([executor.process])
-        return str(executor)
+        return Aim(str(executor), lambda: do([executor.process]))
 
-    def _driver(self, share: float, do: Callable[[Sequence[psutil.Process]], None]) -> str:
+    def _driver(self, share: float, do: Deed) -> Aim:
         processes = self.driver()
-        do(processes)
-        return f"driver {processes[0].pid}"
+        return Aim(f"driver {processes[0].pid}", lambda: do(processes))
 
-    def _host(self, share: float) -> str:
+    def _host(self, share: float) -> Aim:
         number = chosen(list(self._cluster.hosts), share)
-        self._cluster.lose_host(number)
-        self._cluster.start_worker(number)
-        return f"host {self._cluster.host(number)}"
 
-    def _application(self, share: float) -> str:
+        def lose() -> None:
+            self._cluster.lose_host(number)
+            self._cluster.start_worker(number)
+
+        return Aim(f"host {self._cluster.host(number)}", lose)
+
+    def _application(self, share: float) -> Aim:
         driver, executors = self.driver(), self.executors()
-        kill([*driver, *(e.process for e in executors)])
-        return f"driver {driver[0].pid}, {len(executors)} executor{'' if len(executors) == 1 else 's'}"
+        name = f"driver {driver[0].pid}, {len(executors)} executor{'' if len(executors) == 1 else 's'}"
+        return Aim(name, lambda: kill([*driver, *(e.process for e in executors)]))
 
 
 def kill(processes: Sequence[psutil.Process]) -> None:
@@ -188,7 +176,7 @@ def chosen(of: Sequence[T], share: float) -> T:
     return of[min(int(share * len(of)), len(of) - 1)]
 
 
-_STRIKES: dict[Fault, Callable[[Any, float], str]] = {
+_AIMS: dict[Fault, Callable[[Any, float], Aim]] = {
     Fault.WORKER_KILL: lambda v, share: v._worker(share, kill),
     Fault.WORKER_FREEZE: lambda v, share: v._worker(share, freeze),
     Fault.EXECUTOR_KILL: lambda v, share: v._executor(share, kill),

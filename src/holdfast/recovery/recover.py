@@ -28,7 +28,7 @@ from holdfast.errors import HoldfastError, JobLostError, StateLostError, from_fa
 from holdfast.faults.points import reach
 from holdfast.log.journal import Journal
 from holdfast.log.records import Commit, Plan
-from holdfast.recovery.replay import Load, Needs, Progress, jobs, needs
+from holdfast.recovery.replay import MAX_RECORDS, Load, Needs, Progress, Took, jobs, needs
 from holdfast.recovery.restore import Prepare, Prepared
 
 _log = logging.getLogger("holdfast.recovery")
@@ -69,6 +69,18 @@ class Recovery:
         self._fruitless: collections.Counter[int] = collections.Counter()
         self.last: Progress | None = None
         """What the last one took."""
+        self._took = Took()
+        self.job_records = MAX_RECORDS
+        """So many records one job of a replay reads; fewer where a task would be silent for too long otherwise."""
+
+    def taken(self) -> Took:
+        """What recoveries have taken since the last call."""
+        took, self._took = self._took, Took()
+        return took
+
+    def _waited_s(self) -> float:
+        """How long the runner has waited for executors so far: that is no loading."""
+        return float(getattr(self._runner, "waited_s", 0.0))
 
     def recover(self, last: Commit | None) -> int:
         """Have every shard stand at its committed version: how many had to be rebuilt."""
@@ -83,6 +95,7 @@ class Recovery:
                     return rebuilt
                 reach("recovery.begun")
                 rebuilt = max(rebuilt, len(lacking))
+                self._took.rebuilt = rebuilt
                 self._progress = Progress(len(lacking))
                 self._rebuild(last, lacking)
         raise StateLostError(
@@ -102,7 +115,9 @@ class Recovery:
             for uid, shards in last.shards.items()
             for n, s in enumerate(shards)
         ]
+        started = time.monotonic() - self._waited_s()
         answers = self._runner.prepare(asked)
+        self._took.checked_s += time.monotonic() - self._waited_s() - started
         _raise_errors(answers)
         return [(a.uid, a.shard) for a in answers if a.lacking]
 
@@ -118,8 +133,10 @@ class Recovery:
         try:
             self._load(checkpoint, need, last)
             reach("recovery.loaded")
-            for job in jobs(loads):
+            records = {load.epoch: load.records for load in loads}
+            for job in jobs(loads, self.job_records):
                 self._replay(job, need)
+                self._took.replayed_records += sum(records[epoch] for epoch in job)
                 reach("recovery.replayed")
         finally:
             self._drop(need)
@@ -167,7 +184,9 @@ class Recovery:
             for u, n, scratch in wanted
         ]
         self._said(to_load=len(asked))
+        started = time.monotonic() - self._waited_s()
         answers = self._runner.prepare(asked)
+        self._took.fetched_s += time.monotonic() - self._waited_s() - started
         damaged = [a for a in answers if a.damaged]
         if damaged:
             self._catalog.condemn(checkpoint.number, damaged[0].damaged)
@@ -180,6 +199,8 @@ class Recovery:
                     checkpoint.number, "its files are whole, but don't lead to its versions"
                 )
             raise _Again
+        self._took.fetched_bytes += sum(a.fetched_bytes for a in answers)
+        self._took.fetched_files += sum(len(a.stored.files) for a in asked if a.stored is not None)
         self._said(loaded=len(asked), loaded_bytes=sum(a.fetched_bytes for a in answers))
 
     def _drop(self, need: Needs) -> None:
@@ -192,7 +213,7 @@ class Recovery:
     # Replay
 
     def _replay(self, epochs: Sequence[int], need: Needs) -> None:
-        started = time.monotonic()
+        started = time.monotonic() - self._waited_s()
         only = need.only
         tasks: list[list[SourceTask]] = [[] for _ in range(self._tasks)]
         for epoch in epochs:
@@ -211,7 +232,10 @@ class Recovery:
                 )
         if any(r.lacking or r.skipped for r in reports):
             raise _Again
-        replaying_s = self._progress.replaying_s + time.monotonic() - started
+        replayed_s = time.monotonic() - self._waited_s() - started
+        self._took.replayed_s += replayed_s
+        self._took.replayed_epochs += len(epochs)
+        replaying_s = self._progress.replaying_s + replayed_s
         self._said(replayed=self._progress.replayed + len(epochs), replaying_s=replaying_s)
 
     def _header(self, epoch: int, epochs: Sequence[int], need: Needs) -> Header:

@@ -115,3 +115,19 @@ class Progress:
             if left is not None:
                 text += f", about {left:.0f} s left"
         return text
+
+
+@dataclasses.dataclass
+class Took:
+    """What bringing shards back has taken since somebody asked last, in seconds, and how much it was."""
+
+    checked_s: float = 0.0
+    """Asking every shard whether it stands, which loads those that are on the host's disk."""
+    fetched_s: float = 0.0
+    fetched_bytes: int = 0
+    fetched_files: int = 0
+    replayed_s: float = 0.0
+    replayed_epochs: int = 0
+    replayed_records: int = 0
+    rebuilt: int = 0
+    """Shards that had lost their version."""

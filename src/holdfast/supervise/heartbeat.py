@@ -19,6 +19,10 @@ import time
 FD_VARIABLE = "HOLDFAST_HEARTBEAT_FD"
 EVERY_VARIABLE = "HOLDFAST_HEARTBEAT_EVERY"
 """Seconds between beats: the supervisor says it, since it is the one who waits."""
+SUPERVISED = "HOLDFAST_SUPERVISED"
+"""After how many seconds of silence the supervisor of this driver acts; not set where there is none."""
+FELL = "HOLDFAST_FELL"
+"""When the driver before this one fell: milliseconds, then `killed` or `silent`."""
 EVERY_S = 1.0
 
 

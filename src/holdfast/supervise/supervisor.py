@@ -38,7 +38,7 @@ import msgspec
 
 from holdfast.errors import ConfigError
 from holdfast.metrics import Status, read_status
-from holdfast.supervise.heartbeat import EVERY_VARIABLE, FD_VARIABLE, beat_every_s
+from holdfast.supervise.heartbeat import EVERY_VARIABLE, FD_VARIABLE, FELL, SUPERVISED, beat_every_s
 from holdfast.supervise.processes import kill_everything, let_everything_end, start
 from holdfast.supervise.strategies import (
     DONE,
@@ -243,7 +243,11 @@ class Supervisor:
 
     def _start(self) -> _Life:
         beats, beat = os.pipe()
-        timing = {FD_VARIABLE: str(beat), EVERY_VARIABLE: str(beat_every_s(self._timeout_s))}
+        timing = {
+            FD_VARIABLE: str(beat),
+            EVERY_VARIABLE: str(beat_every_s(self._timeout_s)),
+            SUPERVISED: str(self._timeout_s),
+        }
         try:
             command = self._later if self.restarts else self._first
             return _Life(start(command, self._environment() | timing, [beat]), beats)
@@ -258,7 +262,7 @@ class Supervisor:
         if not self.restarts:
             return dict(os.environ)
         kept = {name: value for name, value in os.environ.items() if name not in FIRST_LIFE_ONLY}
-        return kept | self._later_environment
+        return kept | self._later_environment | {FELL: _fell(self._history[-1])}
 
     def _watch(self, life: _Life) -> float:
         """Returns when the child has ended; if we killed it for its silence, how long that was."""
@@ -346,6 +350,12 @@ class _Life:
         if self._beats is not None:
             os.close(self._beats)
             self._beats = None
+
+
+def _fell(end: End) -> str:
+    """When a life ended, for the next one: a silent one at its last beat."""
+    ago_s = time.monotonic() - end.at_s + end.silent_s
+    return f"{int((time.time() - ago_s) * 1000)} {'silent' if end.silent else 'killed'}"
 
 
 def _status(directory: Path) -> Status | None:

@@ -1,0 +1,245 @@
+"""What is known of a quantity after a few observations: a guess with its spread, and how guesses add up.
+
+Times are linear in a few things that can be counted (`Linear`: a Bayesian regression with a prior, which forgets),
+a prediction is a `Guess`, and the bound of a sum is that of the sum and not the sum of bounds. Few observations
+make wide bounds: a guess is Student's t with as many degrees of freedom as it has been seen, its prior included.
+Pure, and in plain floats: a prediction takes microseconds.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+FLOOR_S = 0.05
+"""Times below this are noise: spreads are relative to a time, or to this."""
+_MOST_DF = 200.0
+_MOST_FITS = 5
+
+
+class Guess(msgspec.Struct, frozen=True):
+    """A time that is not known: its mean, and how far off it may be."""
+
+    mean: float
+    variance: float = 0.0
+    """Squared scale of Student's t."""
+    df: float = _MOST_DF
+    extra: float = 0.0
+    """What the worst case takes beyond the mean, whatever the spread."""
+
+    def bound(self, confidence: float) -> float:
+        """The time that is not passed with this confidence."""
+        spread = math.sqrt(self.variance)
+        return self.mean + self.extra + (t_quantile(confidence, self.df) * spread if spread else 0.0)
+
+    def worst(self, confidence: float) -> tuple[float, float]:
+        """What it takes at least in the worst case, and the square of what may come on top with this confidence."""
+        spread = t_quantile(confidence, self.df) ** 2 * self.variance if self.variance else 0.0
+        return self.mean + self.extra, spread
+
+    def times(self, factor: float) -> Guess:
+        """The same, so many times as long."""
+        return Guess(self.mean * factor, self.variance * factor * factor, self.df, self.extra * factor)
+
+
+class Sum(msgspec.Struct, frozen=True):
+    """Times that are independent of each other, one after the other."""
+
+    parts: tuple[Guess, ...] = ()
+
+    @property
+    def mean(self) -> float:
+        return sum(part.mean for part in self.parts)
+
+    def bound(self, confidence: float) -> float:
+        """The time that all together don't pass with this confidence.
+
+        Spreads add up as independent ones do, by their squares, each at its own bound. That is exact for normal
+        parts and a little too much for heavier ones; and a part that grows never lowers it.
+
+        >>> (
+        ...     Sum((Guess(1.0, 9.0), Guess(2.0, 16.0))).bound(0.5),
+        ...     Sum((Guess(1.0), Guess(2.0, extra=3.0))).bound(0.9),
+        ... )
+        (3.0, 6.0)
+        """
+        worst = [part.worst(confidence) for part in self.parts]
+        return sum(fixed for fixed, _ in worst) + math.sqrt(sum(squared for _, squared in worst))
+
+
+def t_quantile(confidence: float, df: float) -> float:
+    """The quantile of Student's t; a little too large rather than too small.
+
+    >>> round(t_quantile(0.975, 8), 2), round(t_quantile(0.999, 200), 2)
+    (2.31, 3.13)
+    """
+    return _quantile(confidence, math.floor(df * 4) / 4 if df < 30 else float(math.floor(df)))
+
+
+@functools.lru_cache(maxsize=8192)
+def _quantile(confidence: float, df: float) -> float:
+    if confidence <= 0.5:
+        return 0.0
+    df = max(1.0, df)
+    low, high = 0.0, 1.0
+    while _beyond(high, df) > 1 - confidence:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _beyond(middle, df) > 1 - confidence else (low, middle)
+    return high
+
+
+def _beyond(t: float, df: float) -> float:
+    """How likely Student's t is larger."""
+    return 0.5 * _incomplete_beta(df / 2, 0.5, df / (df + t * t))
+
+
+def _incomplete_beta(a: float, b: float, x: float) -> float:
+    """The regularised incomplete beta function, by its continued fraction (Lentz's method)."""
+    if x <= 0 or x >= 1:
+        return 0.0 if x <= 0 else 1.0
+    if x > (a + 1) / (a + b + 2):
+        return 1.0 - _incomplete_beta(b, a, 1 - x)
+    front = math.exp(
+        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    )
+    tiny = 1e-300
+    c, d = 1.0, 1.0 / max(tiny, 1.0 - (a + b) * x / (a + 1))
+    fraction = d
+    for m in range(1, 300):
+        for numerator in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            d = 1.0 + numerator * d
+            c = 1.0 + numerator / c
+            d = 1.0 / (d if abs(d) > tiny else tiny)
+            c = c if abs(c) > tiny else tiny
+            fraction *= d * c
+        if abs(d * c - 1.0) < 1e-12:
+            break
+    return front * fraction / a
+
+
+class Prior(msgspec.Struct, frozen=True):
+    """What is thought of a linear time before it is seen."""
+
+    weights: list[float]
+    """The seconds of each feature."""
+    spreads: list[float]
+    """How far off each may be, as a share of it."""
+    noise: float = 0.25
+    """How far single times are off, as a share of them."""
+    df: float = 6.0
+    """So many observations the noise is thought to be known from."""
+    keep: float = 0.97
+    """What an observation still weighs after the next."""
+
+
+class Linear:
+    """A time that is linear in features that are never negative; weights are never negative either.
+
+    The spread of a prediction leaves out how the weights' errors depend on each other. Larger features make it
+    larger then, always, so that more work never lowers a bound.
+    """
+
+    def __init__(self, prior: Prior, seen: Seen | None = None) -> None:
+        self._prior = prior
+        size = len(prior.weights)
+        self._a0 = self._b0 = prior.df / 2  # the noise is counted in units of its prior
+        blank = Seen([[0.0] * size for _ in range(size)], [0.0] * size, 0.0, 0.0, 0)
+        fits = seen is not None and len(seen.xy) == size
+        self.seen: Seen = seen if seen is not None and fits else blank
+        self._solve()
+
+    def learn(self, features: Sequence[float], seconds: float) -> None:
+        """Take in one observation."""
+        size = len(self._prior.weights)
+        weight = 1.0 / _squared(self._prior.noise * max(FLOOR_S, self.predict(features).mean, seconds / 3))
+        seen, keep = self.seen, self._prior.keep
+        xx = [
+            [keep * seen.xx[i][j] + weight * features[i] * features[j] for j in range(size)]
+            for i in range(size)
+        ]
+        xy = [keep * seen.xy[i] + weight * features[i] * seconds for i in range(size)]
+        yy = keep * seen.yy + weight * seconds * seconds
+        self.seen = Seen(xx, xy, yy, keep * seen.weight + 1.0, seen.count + 1)
+        self._solve()
+
+    def _solve(self) -> None:
+        """Spreads are shares: a weight that turns out larger may be off by more, or its prior would hold it for ever."""
+        prior = self._prior.weights
+        size = prior
+        for _ in range(_MOST_FITS):
+            self._fit([s * share for s, share in zip(size, self._prior.spreads, strict=True)])
+            found = [max(pair) for pair in zip(prior, self.weights, strict=True)]
+            if all(new <= 1.1 * old for new, old in zip(found, size, strict=True)):
+                return
+            size = found
+
+    def _fit(self, spreads: Sequence[float]) -> None:
+        seen, prior, size = self.seen, self._prior.weights, len(self._prior.weights)
+        first = [1.0 / _squared(spread) for spread in spreads]
+        p = [[first[i] * (i == j) + seen.xx[i][j] for j in range(size)] for i in range(size)]
+        q = [first[i] * prior[i] + seen.xy[i] for i in range(size)]
+        y = sum(of * w * w for of, w in zip(first, prior, strict=True)) + seen.yy
+        free = list(range(size))
+        while True:  # weights that would be negative are nothing, and the others are fitted without them
+            inverse = _inverse([[p[i][j] for j in free] for i in free])
+            found = [sum(row[k] * q[free[k]] for k in range(len(free))) for row in inverse]
+            negative = [free[k] for k, w in enumerate(found) if w < 0]
+            if not negative or len(negative) == len(free):
+                break
+            free = [i for i in free if i not in negative]
+        self.weights = [0.0] * size
+        self._spread = [1.0 / p[i][i] for i in range(size)]
+        for k, i in enumerate(free):
+            self.weights[i], self._spread[i] = max(0.0, found[k]), inverse[k][k]
+        w = self.weights
+        fitted = 2 * sum(q[i] * w[i] for i in range(size)) - sum(
+            w[i] * p[i][j] * w[j] for i in range(size) for j in range(size)
+        )
+        left = max(0.0, y - fitted)
+        a = self._a0 + seen.weight / 2
+        self._noise, self._df = (self._b0 + left / 2) / a, 2 * a
+
+    def predict(self, features: Sequence[float]) -> Guess:
+        """How long so much takes."""
+        mean = unsure = 0.0
+        for weight, spread, x in zip(self.weights, self._spread, features, strict=True):
+            mean += weight * x
+            unsure += spread * x * x
+        own = _squared(self._prior.noise * max(FLOOR_S, mean))
+        return Guess(mean, self._noise * (own + unsure), self._df)
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What a linear time has been taught, as sums that can be kept in a file."""
+
+    xx: list[list[float]]
+    xy: list[float]
+    yy: float
+    weight: float
+    count: int
+
+
+def _squared(value: float) -> float:
+    return max(1e-18, value * value)
+
+
+def _inverse(matrix: list[list[float]]) -> list[list[float]]:
+    """Of a small positive definite matrix, by Gauss and Jordan."""
+    size = len(matrix)
+    rows = [[*matrix[i], *(1.0 if i == j else 0.0 for j in range(size))] for i in range(size)]
+    for i in range(size):
+        pivot = rows[i][i] if abs(rows[i][i]) > 1e-300 else 1e-300
+        rows[i] = [value / pivot for value in rows[i]]
+        for j in range(size):
+            if j != i and rows[j][i]:
+                factor = rows[j][i]
+                rows[j] = [a - factor * b for a, b in zip(rows[j], rows[i], strict=True)]
+    return [row[size:] for row in rows]

@@ -1,0 +1,110 @@
+"""Whether to back up now, to pause intake, or to cut epochs smaller: from the bound, nothing else. Pure.
+
+    back up   exactly when waiting for one more epoch would let the bound cross the deadline before a backup
+              that is begun then, fails once and is made again, could be through
+    pause     while the bound would cross with the next epoch, and a backup that would lower it is under way
+    cut       when an epoch as large as allowed would be too much: alone, with what passes during a backup, or
+              beside the history that there is
+
+If none of these helps, the deadline is infeasible, and that is said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import msgspec
+
+from holdfast.recovery.estimate import History
+
+Bound = Callable[[History, int], float]
+"""The seconds that recovery does not pass with a history and so many records planned."""
+
+
+class Outlook(msgspec.Struct, frozen=True):
+    """What a decision stands on, besides the bound."""
+
+    deadline_s: float
+    history: History
+    """The epochs since the newest complete checkpoint."""
+    epoch_s: float
+    """How long one epoch passes after the other."""
+    epoch_records: int
+    """How many records the next epochs may have: the most of the recent ones."""
+    max_records: int
+    backup_s: float
+    """How long a backup takes at the most."""
+    retry_s: float = 1.0
+    """How long after a failed backup the next is begun."""
+    uploading: int | None = None
+    """How many epochs have passed since the version that is being backed up; None: none is."""
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What to do."""
+
+    back_up: bool = False
+    pause: bool = False
+    """Plan no epoch before the backup is through."""
+    limit: int | None = None
+    """The most records the next epoch may have; None: as many as the settings allow."""
+    feasible: bool = True
+    """Whether the bound can be held under the deadline at all."""
+
+
+def lead_epochs(outlook: Outlook) -> int:
+    """How many epochs pass while a backup is made, fails, and is made again."""
+    lead_s = 2 * outlook.backup_s + outlook.retry_s
+    return math.ceil(lead_s / max(outlook.epoch_s, 1e-3))
+
+
+def decide(outlook: Outlook, bound: Bound) -> Decision:
+    """What to do after an epoch was decided."""
+    limit = _limit(outlook, bound)
+    wait = lead_epochs(outlook) + 1
+    if limit == 0:
+        # Backups hold recovery as low as it can be, where they help at all; pausing would only stop the pipeline.
+        size = min(outlook.epoch_records, outlook.max_records)
+        helps = bound(outlook.history.and_(wait, wait * size), size) > bound(History(), size)
+        may = outlook.history.epochs > 0 and outlook.uploading is None
+        return Decision(back_up=may and helps, feasible=False)
+    most = outlook.max_records if limit is None else limit
+    size = max(1, min(outlook.epoch_records, most))
+    full = not _has_room(outlook, bound, size)
+    if not full and not _has_room(outlook, bound, most):
+        # More than usual may have come: as much as fits beside this history, and the rest an epoch later.
+        limit = _largest(lambda records: _has_room(outlook, bound, records), size, most)
+    if outlook.uploading is not None:
+        return Decision(pause=full, limit=limit)
+    later = outlook.history.and_(wait, wait * size)
+    due = outlook.history.epochs > 0 and bound(later, size) > outlook.deadline_s
+    return Decision(back_up=due, pause=due and full, limit=limit)
+
+
+def _has_room(outlook: Outlook, bound: Bound, records: int) -> bool:
+    """Whether an epoch of so many records can run now: the bound holds while it runs, and when it is history."""
+    after = outlook.history.and_(1, records)
+    return max(bound(outlook.history, records), bound(after, 0)) <= outlook.deadline_s
+
+
+def _limit(outlook: Outlook, bound: Bound) -> int | None:
+    """The most records an epoch may have, whatever the history: None as many as allowed, 0 if none are few enough."""
+
+    def fits(records: int) -> bool:
+        # Intake is paused where more would be too much while a backup is made: one behind another must fit.
+        return bound(History(1, records), records) <= outlook.deadline_s
+
+    if fits(outlook.max_records):
+        return None
+    usual = min(outlook.max_records, max(1, outlook.epoch_records))
+    return _largest(fits, usual if fits(usual) else 1, outlook.max_records) if fits(1) else 0
+
+
+def _largest(fits: Callable[[int], bool], fitting: int, most: int) -> int:
+    """About the largest number that fits, a few in a hundred below it at the worst, from one that does."""
+    low, high = fitting, most + 1
+    while high - low > max(1, low // 50):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

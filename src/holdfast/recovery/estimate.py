@@ -1,0 +1,419 @@
+"""How long recovery would take if something died now: four parts for each fault, each a guess with its spread.
+
+    detection     who notices, and after how long silence at the latest: from settings
+    environment   processes that start again, back-off and waiting included: from what every recovery took
+    loading       bytes over the speed of their storage: from every real load
+    recomputing   epochs since the newest checkpoint, replayed, and what is planned: from every epoch and replay
+
+Recovery time is the design's: from the fault to the commit of the last epoch planned before it. Pure: `Learned`
+is what was seen so far, `Situation` where the pipeline stands, `estimate` puts them together. What a bound does
+not cover is said in docs/guarantees.md: two faults at once, a damaged checkpoint, a cluster without room.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from holdfast.faults.kinds import Fault
+from holdfast.recovery.chance import Guess, Linear, Prior, Seen, Sum
+from holdfast.recovery.replay import MAX_EPOCHS, MAX_RECORDS
+
+CONFIDENCE = 0.999
+_HISTORY = (Fault.HOST,)
+"""Faults after which state is loaded from the checkpoint and history replayed; the others find it on the host's disk."""
+_OF_DRIVER = (Fault.DRIVER_KILL, Fault.DRIVER_FREEZE, Fault.APPLICATION)
+_ONE_SHARD = (Fault.WORKER_KILL, Fault.WORKER_FREEZE)
+
+
+class Notice(msgspec.Struct, frozen=True):
+    """By what each fault is noticed, in seconds; None: by nothing."""
+
+    worker_s: float | None
+    executor_s: float | None
+    executor_check_s: float
+    """How often silent executors are looked for."""
+    driver_s: float | None
+    """None: nobody supervises the driver."""
+    host_s: float = 0.0
+    """How long shards wait for a lost host before they are rebuilt on another."""
+    local: bool = False
+    """Driver and executor are one process."""
+
+
+def covered(notice: Notice) -> list[Fault]:
+    """The faults that are recovered from without a person. In local mode the driver is the executor and the host."""
+    found = []
+    for fault in Fault:
+        if notice.local and fault in (Fault.EXECUTOR_KILL, Fault.EXECUTOR_FREEZE):
+            continue
+        if fault is Fault.WORKER_FREEZE and notice.worker_s is None:
+            continue
+        if fault is Fault.EXECUTOR_FREEZE and notice.executor_s is None:
+            continue
+        if fault in _OF_DRIVER and notice.driver_s is None:
+            continue
+        found.append(fault)
+    return found
+
+
+def detection(fault: Fault, notice: Notice) -> Guess:
+    """From the fault until something acts on it: what is usual, and beyond that what the worst case adds.
+
+    A process that dies closes its connections, which is noticed at once. A frozen one is silent, and so is a
+    host that loses its power: a bound counts that, the estimate does not.
+    """
+    if fault is Fault.WORKER_FREEZE:
+        return Guess((notice.worker_s or 0.0) + 0.5, extra=1.0)
+    if fault is Fault.EXECUTOR_FREEZE:
+        return Guess(notice.executor_s or 0.0, extra=2 * notice.executor_check_s)
+    if fault is Fault.HOST and not notice.local:
+        silent_s = (notice.executor_s or 0.0) + 2 * notice.executor_check_s
+        return Guess(0.1, extra=max(0.4, silent_s))
+    if fault is Fault.DRIVER_FREEZE:
+        return Guess(notice.driver_s or 0.0, extra=0.5)
+    return Guess(0.1, extra=0.4)
+
+
+class History(msgspec.Struct, frozen=True):
+    """What a replay would run again: the epochs since the newest checkpoint."""
+
+    epochs: int = 0
+    records: int = 0
+
+    @property
+    def jobs(self) -> int:
+        """So few Spark jobs it takes."""
+        if not self.epochs:
+            return 0
+        return max(1, math.ceil(self.epochs / MAX_EPOCHS), math.ceil(self.records / MAX_RECORDS))
+
+    def and_(self, epochs: int, records: int) -> History:
+        """So many more."""
+        return History(self.epochs + epochs, self.records + records)
+
+
+class Situation(msgspec.Struct, frozen=True):
+    """Where a pipeline stands, as far as recovery goes."""
+
+    history: History = History()
+    planned: int = 0
+    """Records of the epoch that may be under way when something dies."""
+    stored_bytes: int = 0
+    """What the shards of one host, the fullest, have in the newest checkpoint."""
+    stored_files: int = 0
+    shard_bytes: int = 0
+    """The state of the largest shard."""
+    host_bytes: int = 0
+    """The state on the fullest host, for each of its cores that load it."""
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """The four parts, in seconds."""
+
+    detection: float = 0.0
+    environment: float = 0.0
+    loading: float = 0.0
+    recomputing: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.detection + self.environment + self.loading + self.recomputing
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """What recovery from one fault would take."""
+
+    fault: Fault
+    detection: Guess
+    environment: Guess
+    loading: Guess
+    recomputing: Sum
+
+    @property
+    def sum(self) -> Sum:
+        """All four together."""
+        return Sum((self.detection, self.environment, self.loading, *self.recomputing.parts))
+
+    @property
+    def parts(self) -> Parts:
+        """What is likely."""
+        return Parts(self.detection.mean, self.environment.mean, self.loading.mean, self.recomputing.mean)
+
+    def bounds(self, confidence: float) -> Parts:
+        """The bound of each part alone; their sum is more than the bound of the sum."""
+        return Parts(
+            *(g.bound(confidence) for g in (self.detection, self.environment, self.loading, self.recomputing))
+        )
+
+    def bound(self, confidence: float = CONFIDENCE) -> float:
+        """The seconds that recovery does not pass with this confidence."""
+        return self.sum.bound(confidence)
+
+
+EPOCH = Prior([0.15, 4e-6], [1.0, 1.0], noise=0.25, df=4, keep=0.98)
+"""A run of an epoch: (1, records)."""
+REPLAY = Prior([1.0, 0.004], [0.4, 1.0], noise=0.2, df=6, keep=0.95)
+"""A replay: (what the epochs' jobs and records would take at the epochs' own rate, epochs)."""
+FETCH = Prior([0.3, 1 / 150e6, 0.005], [1.0, 1.0, 1.0], noise=0.25, df=6, keep=0.95)
+"""Loading from the checkpoint's storage: (1, bytes, files)."""
+RELOAD = Prior([0.2, 1 / 250e6], [1.0, 1.0], noise=0.25, df=6, keep=0.95)
+"""Loading from the host's disk: (1, bytes)."""
+UPLOAD = Prior([0.5, 1 / 100e6], [1.0, 1.0], noise=0.3, df=6, keep=0.95)
+"""A backup: (1, new bytes)."""
+ENVIRONMENT = {
+    Fault.WORKER_KILL: 1.0,
+    Fault.WORKER_FREEZE: 1.5,
+    Fault.EXECUTOR_KILL: 5.0,
+    Fault.EXECUTOR_FREEZE: 6.0,
+    Fault.HOST: 6.0,
+    Fault.DRIVER_KILL: 12.0,
+    Fault.DRIVER_FREEZE: 12.0,
+    Fault.APPLICATION: 14.0,
+}
+"""Seconds until what died stands again, before any was measured here."""
+_ALIKE = {
+    Fault.WORKER_FREEZE: Fault.WORKER_KILL,
+    Fault.EXECUTOR_FREEZE: Fault.EXECUTOR_KILL,
+    Fault.HOST: Fault.EXECUTOR_KILL,
+    Fault.DRIVER_FREEZE: Fault.DRIVER_KILL,
+    Fault.APPLICATION: Fault.DRIVER_KILL,
+}
+"""A fault that has not been seen yet is taken to be like this one, if that one has."""
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """What was learned, as it is kept in a file."""
+
+    seen: dict[str, Seen] = {}
+    outcomes: list[str] = []
+    """The recoveries that were learned from."""
+    notice: Notice | None = None
+    situation: Situation | None = None
+    """How faults are noticed, and where the pipeline stood when this was kept."""
+    deadline_s: float = 0.0
+    confidence: float = CONFIDENCE
+    format: int = 1
+
+
+class Learned:
+    """What a pipeline's own epochs, loads, replays, backups and recoveries have taught."""
+
+    def __init__(self, memory: Memory | None = None) -> None:
+        memory = memory or Memory()
+        seen = memory.seen
+        self.epoch = Linear(EPOCH, seen.get("epoch"))
+        self.replay = Linear(REPLAY, seen.get("replay"))
+        self.fetch = Linear(FETCH, seen.get("fetch"))
+        self.reload = Linear(RELOAD, seen.get("reload"))
+        self.upload = Linear(UPLOAD, seen.get("upload"))
+        self._environment = {
+            fault: Linear(_environment_prior(seconds), seen.get(f"environment.{fault.label}"))
+            for fault, seconds in ENVIRONMENT.items()
+        }
+        self.outcomes = set(memory.outcomes)
+
+    def memory(self) -> Memory:
+        """As it is kept in a file."""
+        seen = {
+            "epoch": self.epoch.seen,
+            "replay": self.replay.seen,
+            "fetch": self.fetch.seen,
+            "reload": self.reload.seen,
+            "upload": self.upload.seen,
+            **{f"environment.{f.label}": m.seen for f, m in self._environment.items()},
+        }
+        return Memory(seen, sorted(self.outcomes)[-1000:])
+
+    def environment(self, fault: Fault) -> Guess:
+        """How long what died takes to stand again."""
+        model = self._environment[fault]
+        like = self._environment.get(_ALIKE.get(fault, fault), model)
+        if not model.seen.count and like.seen.count:
+            rather = like.predict([1.0])
+            known = ENVIRONMENT[fault] / ENVIRONMENT[_ALIKE[fault]]
+            # Like it, and as unsure as before anything was seen of this one.
+            mean = rather.mean * known
+            return Guess(mean, (0.2 * mean) ** 2, 8.0)
+        return model.predict([1.0])
+
+    def times_seen(self, fault: Fault) -> int:
+        """How many recoveries from a fault were learned from."""
+        return self._environment[fault].seen.count
+
+    def recovered(self, fault: Fault, environment_s: float) -> None:
+        """Learn how long what died took to stand again."""
+        self._environment[fault].learn([1.0], max(0.01, environment_s))
+
+    def replay_features(self, history: History) -> list[float]:
+        """What a replay's time is linear in: what its jobs and records would take as epochs, and its epochs."""
+        fixed, each = self.epoch.weights
+        return [history.jobs * fixed + history.records * each, float(history.epochs)]
+
+
+def _environment_prior(seconds: float) -> Prior:
+    return Prior([seconds], [0.3], noise=0.12, df=8, keep=0.93)
+
+
+def replaying(learned: Learned, history: History) -> Guess:
+    """How long the replay of a history takes."""
+    if not history.epochs:
+        return Guess(0.0)
+    return learned.replay.predict(learned.replay_features(history))
+
+
+def loading(learned: Learned, fault: Fault, situation: Situation) -> Guess:
+    """How long state takes to be in memory again."""
+    if fault in _HISTORY:
+        features = [1.0, float(situation.stored_bytes), float(situation.stored_files)]
+        return learned.fetch.predict(features) if situation.stored_bytes else Guess(0.0)
+    at_stake = situation.shard_bytes if fault in _ONE_SHARD else situation.host_bytes
+    return learned.reload.predict([1.0, float(at_stake)])
+
+
+def recomputing(learned: Learned, fault: Fault, situation: Situation) -> Sum:
+    """How long what must be run again takes: the history, where state is lost with its host, and what is planned."""
+    planned = learned.epoch.predict([1.0, float(situation.planned)])
+    if fault not in _HISTORY:
+        return Sum((planned,))
+    return Sum((replaying(learned, situation.history), planned))
+
+
+def environment(learned: Learned, fault: Fault, notice: Notice) -> Guess:
+    """How long what died takes to stand again; a host that never comes back is waited for once."""
+    if fault is Fault.HOST and notice.local:
+        fault = Fault.DRIVER_KILL
+    guess = learned.environment(fault)
+    if fault is Fault.HOST:
+        return msgspec.structs.replace(guess, extra=guess.extra + max(0.0, notice.host_s - guess.mean))
+    return guess
+
+
+def estimate(fault: Fault, situation: Situation, learned: Learned, notice: Notice) -> Estimate:
+    """What recovery from a fault would take now."""
+    return Estimate(
+        fault,
+        detection(fault, notice),
+        environment(learned, fault, notice),
+        loading(learned, fault, situation),
+        recomputing(learned, fault, situation),
+    )
+
+
+def estimates(
+    situation: Situation, learned: Learned, notice: Notice, faults: Sequence[Fault]
+) -> list[Estimate]:
+    """Of all these faults."""
+    return [estimate(fault, situation, learned, notice) for fault in faults]
+
+
+def worst(of: Sequence[Estimate], confidence: float) -> Estimate:
+    """The one whose bound is the largest."""
+    return max(of, key=lambda e: e.bound(confidence))
+
+
+class Bounds:
+    """The bound of the worst fault in one situation, for any history and any plan: the same as `estimates` give.
+
+    A decision asks for a dozen of them, so what depends on neither is added up once.
+
+    >>> notice, host = Notice(14.0, 10.0, 2.0, 10.0), [Fault.HOST]
+    >>> there = Situation(History(3, 5000), 1000, 10**6)
+    >>> of = estimates(there, Learned(), notice, host)
+    >>> same = Bounds(there, Learned(), notice, host, 0.999)(there.history, there.planned)
+    >>> abs(same - worst(of, 0.999).bound(0.999)) < 1e-9
+    True
+    """
+
+    def __init__(
+        self,
+        situation: Situation,
+        learned: Learned,
+        notice: Notice,
+        faults: Sequence[Fault],
+        confidence: float,
+    ) -> None:
+        self._learned, self._confidence = learned, confidence
+        self._kept: list[tuple[float, float]] = []
+        self._lost: list[tuple[float, float]] = []
+        for fault in faults:
+            parts = (
+                detection(fault, notice),
+                environment(learned, fault, notice),
+                loading(learned, fault, situation),
+            )
+            sums = [sum(pair) for pair in zip(*(p.worst(confidence) for p in parts), strict=True)]
+            (self._lost if fault in _HISTORY else self._kept).append((sums[0], sums[1]))
+        self._kept = _largest(self._kept)
+
+    def __call__(self, history: History, planned: int) -> float:
+        """The seconds that recovery does not pass, with this history and so many records planned."""
+        then_s, squared = self._learned.epoch.predict([1.0, float(planned)]).worst(self._confidence)
+        found = max((f + then_s + math.sqrt(s + squared) for f, s in self._kept), default=0.0)
+        if self._lost:
+            again_s, more = replaying(self._learned, history).worst(self._confidence)
+            then_s, squared = then_s + again_s, squared + more
+            found = max(found, *(f + then_s + math.sqrt(s + squared) for f, s in self._lost))
+        return found
+
+
+def _largest(of: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Those that may be the worst: no other takes as long and is as unsure."""
+    found: list[tuple[float, float]] = []
+    for one in sorted(set(of), reverse=True):
+        if not found or one[1] > found[-1][1]:
+            found.append(one)
+    return found
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """A recovery that was: what was estimated before, and what it took."""
+
+    fault: str
+    epoch: int
+    """Whose commit ended it."""
+    at_ms: int
+    took_s: float
+    measured: Parts
+    """As far as it was seen from inside; what was not is the environment's."""
+    estimated: Parts = Parts()
+    bounds: dict[str, float] = {}
+    """The bound before, by its confidence."""
+    deadline_s: float = 0.0
+    by: str = "run"
+    """Who measured: the run itself, which does not know when exactly the fault came, or a drill, which does."""
+    caught_up_s: float | None = None
+    """Until what had built up meanwhile was worked off too."""
+
+    @property
+    def error(self) -> float:
+        """How far off the estimate was, as a share of the outcome; less than a second counts as one."""
+        return abs(self.estimated.total - self.took_s) / max(1.0, self.took_s)
+
+
+def attribute(took_s: float, fault: Fault, notice: Notice, loading_s: float, recomputing_s: float) -> Parts:
+    """A measured recovery in its parts: what was seen of loading and recomputing, the usual detection, the rest."""
+    noticed_s = min(detection(fault, notice).mean, took_s)
+    loading_s = min(loading_s, took_s - noticed_s)
+    recomputing_s = min(recomputing_s, took_s - noticed_s - loading_s)
+    return Parts(noticed_s, took_s - noticed_s - loading_s - recomputing_s, loading_s, recomputing_s)
+
+
+def calibration(outcomes: Sequence[Outcome]) -> Mapping[str, float]:
+    """How well estimates and bounds did: the mean absolute error, and the share under each bound.
+
+    >>> calibration([Outcome("host", 1, 0, 10.0, Parts(), Parts(environment=9.0), {"0.99": 12.0})])
+    {'recoveries': 1, 'mean_abs_error': 0.1, 'under_0.99': 1.0}
+    """
+    if not outcomes:
+        return {"recoveries": 0}
+    found: dict[str, float] = {
+        "recoveries": len(outcomes),
+        "mean_abs_error": sum(o.error for o in outcomes) / len(outcomes),
+    }
+    for level in sorted({level for o in outcomes for level in o.bounds}):
+        under = [o.took_s <= o.bounds[level] for o in outcomes if level in o.bounds]
+        found[f"under_{level}"] = sum(under) / len(under)
+    return found

@@ -1,0 +1,132 @@
+"""Why recovery would take as long as it would, and what buys how many seconds. Pure: what is known in, sentences out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from holdfast.faults.kinds import Fault
+from holdfast.recovery.estimate import History, Learned, Notice, Parts, Situation, covered, estimate
+
+NAMES = ("detection", "environment", "loading", "recomputing")
+
+
+class Bargain(msgspec.Struct, frozen=True):
+    """A change, and how many seconds of the bound it buys."""
+
+    change: str
+    buys_s: float
+
+    def __str__(self) -> str:
+        return f"{self.change} buys {self.buys_s:.1f} s."
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """Why recovery from the worst fault may take as long as it may."""
+
+    fault: str
+    what: str
+    bound_s: float
+    parts: Parts
+    """The bound of each part alone."""
+    largest: str
+    """The part that is most of it."""
+    bargains: list[Bargain]
+    """What would make it shorter, the most first."""
+    notes: list[str]
+    """What no bound covers."""
+
+    def lines(self) -> list[str]:
+        """All of it, a sentence each."""
+        listed = ", ".join(f"{name} {getattr(self.parts, name):.1f} s" for name in NAMES)
+        return [
+            f"The worst fault is {self.fault} ({self.what}): at most {listed}; together at most {self.bound_s:.1f} s.",
+            f"Most of it is {self.largest}.",
+            *map(str, self.bargains),
+            *self.notes,
+        ]
+
+
+def infeasible(told: Explanation, deadline_s: float) -> str:
+    """That the deadline can't be held, in one sentence."""
+    return (
+        f"The deadline of {deadline_s:g} s can't be held: after {told.fault} ({told.what}) "
+        f"recovery may take {told.bound_s:.1f} s."
+    )
+
+
+def explain(situation: Situation, learned: Learned, notice: Notice, confidence: float) -> Explanation | None:
+    """What the parts are, which is at fault, and which setting buys how many seconds; None if nothing is covered."""
+    estimates = [estimate(fault, situation, learned, notice) for fault in covered(notice)]
+    if not estimates:
+        return None
+    worst = max(estimates, key=lambda e: e.bound(confidence))
+    parts = worst.bounds(confidence)
+    bargains = [b for b in _bargains(worst.fault, situation, learned, notice, confidence) if b.buys_s >= 0.05]
+    return Explanation(
+        fault=worst.fault.label,
+        what=worst.fault.sentence,
+        bound_s=worst.bound(confidence),
+        parts=parts,
+        largest=max(NAMES, key=lambda name: float(getattr(parts, name))),
+        bargains=sorted(bargains, key=lambda b: -b.buys_s),
+        notes=list(_unbounded(notice)),
+    )
+
+
+def _bargains(
+    fault: Fault, situation: Situation, learned: Learned, notice: Notice, confidence: float
+) -> Iterator[Bargain]:
+    """Changes of one setting each, and what they buy of the bound for this fault."""
+
+    def bound(situation: Situation = situation, notice: Notice = notice) -> float:
+        return estimate(fault, situation, learned, notice).bound(confidence)
+
+    now = bound()
+    for field, text in (
+        ("worker_s", "worker_timeout"),
+        ("executor_s", "executor_timeout"),
+        ("driver_s", "driver_timeout"),
+        ("host_s", "wait_for_home"),
+    ):
+        value = getattr(notice, field)
+        if value and value > 2.0:
+            less = msgspec.structs.replace(notice, **{field: value / 2})
+            if field == "executor_s":
+                less = msgspec.structs.replace(less, executor_check_s=notice.executor_check_s / 2)
+            yield Bargain(f"{text} = {value / 2:.1f}s instead of {value:.1f}s", now - bound(notice=less))
+    if situation.planned > 1:
+        half = situation.planned // 2
+        smaller = msgspec.structs.replace(situation, planned=half)
+        yield Bargain(f"max_records = {half}, half of the largest epoch,", now - bound(smaller))
+    if situation.history.epochs:
+        backed_up = msgspec.structs.replace(situation, history=History())
+        yield Bargain("A backup now", now - bound(backed_up))
+    if situation.stored_bytes:
+        halved = msgspec.structs.replace(situation, stored_bytes=situation.stored_bytes // 2)
+        yield Bargain("Twice as many hosts, with half the state each,", now - bound(halved))
+    if situation.host_bytes:
+        faster = msgspec.structs.replace(situation, host_bytes=situation.host_bytes // 2)
+        yield Bargain("Twice as many cores to load state with", now - bound(faster))
+    times = learned.times_seen(fault)
+    if times < 5:
+        guess = estimate(fault, situation, learned, notice).environment
+        known = f"{fault.label} was seen {times} time{'' if times == 1 else 's'}"
+        yield Bargain(
+            f"A drill, as {known} and is not well known, at most", guess.bound(confidence) - guess.mean
+        )
+    if confidence > 0.99:
+        less_sure = estimate(fault, situation, learned, notice).bound(0.99)
+        yield Bargain(f"confidence = 0.99 instead of {confidence:g}", now - less_sure)
+
+
+def _unbounded(notice: Notice) -> Iterator[str]:
+    """What no setting of ours bounds."""
+    if notice.driver_s is None:
+        yield "Nobody starts the driver again: run with --supervise, and faults of the driver are covered too."
+    if not notice.local:
+        yield (
+            "A cluster that has no room for a new executor makes it wait: its queue has no bound that is known here, "
+            "so keep cores free for one host."
+        )

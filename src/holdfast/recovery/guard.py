@@ -1,0 +1,550 @@
+"""Holds a running pipeline to its deadline: learns from what happens, forecasts, and decides after every epoch.
+
+    epochs, backups, recoveries ──> Learned ──> estimate ──> decide ──> back up · pause · cut
+                                       |
+                                 recovery.json, kept across runs; recoveries/, what was estimated and what it took
+
+Everything here is the driver's thread's, except `backup_ended`, which only leaves a note.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from holdfast.checkpoint.coordinator import FIRST_RETRY_S
+from holdfast.checkpoint.lifecycle import FailedCheckpoint
+from holdfast.checkpoint.metadata import Checkpoint
+from holdfast.config import Settings
+from holdfast.errors import InfeasibleError
+from holdfast.faults.kinds import Fault
+from holdfast.log.records import Commit
+from holdfast.metrics import Forecast
+from holdfast.recovery.chance import Guess
+from holdfast.recovery.decide import Decision, Outlook, decide
+from holdfast.recovery.estimate import (
+    Bounds,
+    Estimate,
+    History,
+    Learned,
+    Memory,
+    Notice,
+    Outcome,
+    Parts,
+    Situation,
+    attribute,
+    covered,
+    estimate,
+)
+from holdfast.recovery.explain import explain, infeasible
+from holdfast.recovery.replay import MAX_RECORDS, Took
+from holdfast.recovery.trace import BackupLine, EpochLine, Trace
+from holdfast.supervise.heartbeat import FELL
+
+_log = logging.getLogger("holdfast.deadline")
+
+MEMORY = "recovery.json"
+OUTCOMES = "recoveries"
+DRILL = "HOLDFAST_DRILL"
+"""In this variable a drill says that it will tell of each fault itself: when it came and which it was."""
+_IMPORTS_S = 1.0
+"""From a supervisor's notice to a driver's first step: the back-off, Python and its imports."""
+_RECENT = 20
+_KEEP_EVERY_S = 5.0
+_LOOK_EVERY_S = 0.5
+
+
+class Episode(msgspec.Struct):
+    """A fault that is being recovered from, as seen from inside."""
+
+    fault: Fault
+    began_s: float
+    """On the wall clock, which outlives a driver."""
+    estimated: Estimate | None = None
+
+
+class Guard:
+    """The deadline of one pipeline, in one life of its driver."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        notice: Notice,
+        directory: Path,
+        *,
+        cores: int = 2,
+        clock_s: Callable[[], float] = time.time,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self._settings, self._notice, self._directory = settings, notice, directory
+        self._cores, self._clock_s = cores, clock_s
+        environment = dict(os.environ) if environment is None else environment
+        self._drilled = bool(environment.get(DRILL))
+        self.faults = covered(notice)
+        self.learned = Learned(read_memory(directory))
+        self._trace = Trace(directory)
+        self._epochs: collections.deque[tuple[int, int, int]] = collections.deque()
+        """(epoch, records, new bytes) since the newest checkpoint."""
+        self._records: collections.deque[int] = collections.deque(maxlen=_RECENT)
+        self._gaps: collections.deque[float] = collections.deque(maxlen=_RECENT)
+        self._history = History()
+        self._unsaved_bytes = 0
+        self._situation = Situation()
+        self._stored: dict[tuple[str, int], tuple[int, int]] = {}
+        self._fullest_bytes = 0
+        self._committed_s = 0.0
+        self._uploading: int | None = None
+        self._ended: collections.deque[Checkpoint | FailedCheckpoint] = collections.deque()
+        self._episode = _fallen(environment.get(FELL, ""))
+        self._first_epoch: int | None = None
+        self._paused_s = 0.0
+        self._kept_s = self._looked_s = 0.0
+        self.retry_s = FIRST_RETRY_S
+        self.decision = Decision()
+        self.estimates: list[Estimate] = []
+        self._infeasible_told = False
+        self.cost_s = 0.0
+        """What estimating and deciding have cost so far."""
+
+    # What the driver tells
+
+    def start(self, last: Commit | None, since: Iterable[Commit], newest: Checkpoint | None) -> None:
+        """Stand where the log stands: the commits since the newest checkpoint are what a replay would run."""
+        if newest is not None:
+            self._stored = _stored(newest)
+        for commit in since:
+            self._add(commit)
+        if last is not None:
+            self._stand(last)
+        self._look_at_drill(force=True)
+        self.forecast()
+
+    def started(self, seconds: float) -> None:
+        """A start took so long from its first step: a new driver would take that after a fault, and its imports."""
+        if self._episode is None:
+            self.learned.recovered(Fault.DRIVER_KILL, seconds + _IMPORTS_S)
+
+    def epoch_done(
+        self, commit: Commit, took_s: float, *, clean: bool, reloads: int, took: Took, run_s: float
+    ) -> Decision:
+        """Learn from an epoch, and decide."""
+        started = time.perf_counter()
+        now_s = self._clock_s()
+        if clean and commit.records_in > 0:
+            self.learned.epoch.learn([1.0, float(commit.records_in)], took_s)
+        self._learn_recovery(took)
+        if self._first_epoch is None:
+            self._first_epoch = commit.epoch
+        elif self._episode is None and reloads and not clean:
+            self._episode = Episode(Fault.WORKER_KILL, now_s - took_s, self._estimate(Fault.WORKER_KILL))
+        if self._episode is not None:
+            self._recovered(commit, now_s, took, run_s)
+        elif self._committed_s:
+            self._gaps.append(now_s - self._committed_s - self._paused_s)
+        self._committed_s = now_s
+        self._add(commit)
+        self._stand(commit)
+        if now_s - self._looked_s >= _LOOK_EVERY_S:
+            self._looked_s = now_s
+            self._look_at_drill()
+        self.decide()
+        self._write(commit, now_s, took_s)
+        self.cost_s += time.perf_counter() - started
+        return self.decision
+
+    def fault(self, fault: Fault, began_s: float) -> None:
+        """Something was noticed: the epoch under way is lost, or shards are."""
+        if self._episode is None:
+            self._episode = Episode(fault, began_s, self._estimate(fault))
+
+    def backup_begun(self, epoch: int) -> None:
+        """Version `epoch` is being uploaded."""
+        self._uploading = epoch
+
+    def backup_ended(self, outcome: Checkpoint | FailedCheckpoint) -> None:
+        """From any thread: how a backup ended. Taken in by the next decision."""
+        self._ended.append(outcome)
+
+    def paused(self, seconds: float) -> None:
+        """Intake was paused for so long."""
+        self._paused_s += seconds
+
+    @property
+    def deadline_s(self) -> float:
+        return self._settings.deadline_s
+
+    @property
+    def limit(self) -> int:
+        """The most records the next epoch may have."""
+        most = self._settings.max_records
+        return most if self.decision.limit is None else min(most, max(1, self.decision.limit))
+
+    @property
+    def job_records(self) -> int:
+        """The most records a job of a replay may read, so that none of its tasks is taken for frozen."""
+        each = self.learned.epoch.weights[1]
+        return MAX_RECORDS if each <= 0 else max(1000, min(MAX_RECORDS, int(self._silent_s / each)))
+
+    @property
+    def _silent_s(self) -> float:
+        return (self._notice.worker_s or 600.0) / 3
+
+    # Deciding
+
+    def decide(self) -> Decision:
+        """What to do now, from all that is known."""
+        self._take_in_backups()
+        # A backup made now would have to be loaded as large as the state is now.
+        there = msgspec.structs.replace(
+            self._situation, stored_bytes=max(self._situation.stored_bytes, self._fullest_bytes)
+        )
+        bound = Bounds(there, self.learned, self._notice, self.faults, self._settings.confidence)
+        uploading = None
+        if self._uploading is not None:
+            uploading = sum(1 for epoch, _, _ in self._epochs if epoch > self._uploading)
+        outlook = Outlook(
+            deadline_s=self._settings.deadline_s,
+            history=self._history,
+            epoch_s=self._pace_s(),
+            epoch_records=self._situation.planned,
+            max_records=self._settings.max_records,
+            backup_s=self.backup().bound(self._settings.confidence),
+            retry_s=self.retry_s,
+            uploading=uploading,
+        )
+        self.decision = decide(outlook, bound)
+        self.forecast()
+        self._tell_feasible()
+        return self.decision
+
+    def _pace_s(self) -> float:
+        if not self._gaps:
+            return max(self._settings.interval_s, self.learned.epoch.predict([1.0, 1.0]).mean)
+        return max(0.01, statistics.median(self._gaps))
+
+    def backup(self) -> Guess:
+        """How long a backup would take now."""
+        return self.learned.upload.predict([1.0, float(self._unsaved_bytes)])
+
+    def _estimate(self, fault: Fault) -> Estimate:
+        return estimate(fault, self._situation, self.learned, self._notice)
+
+    def forecast(self) -> list[Estimate]:
+        """What recovery would take now, for every fault that is covered; while intake pauses, nothing is planned."""
+        there = self._situation
+        if self.decision.pause:
+            there = msgspec.structs.replace(there, planned=0)
+        self.estimates = [estimate(f, there, self.learned, self._notice) for f in self.faults]
+        return self.estimates
+
+    def worst(self) -> tuple[Estimate, float]:
+        """The fault whose bound is the largest, and that bound."""
+        bounds = [(e, e.bound(self._settings.confidence)) for e in self.estimates]
+        return max(bounds, key=lambda one: one[1])
+
+    def forecasts(self) -> dict[str, Forecast]:
+        """As the status has it."""
+        return {
+            e.fault.label: Forecast(
+                e.detection.mean,
+                e.environment.mean,
+                e.loading.mean,
+                e.recomputing.mean,
+                e.bound(self._settings.confidence),
+                e.bound(0.99),
+                self.learned.times_seen(e.fault),
+            )
+            for e in self.estimates
+        }
+
+    def _tell_feasible(self) -> None:
+        if self.decision.feasible:
+            if self._infeasible_told:
+                _log.warning("the deadline of %.0f s can be held again", self._settings.deadline_s)
+            self._infeasible_told = False
+            return
+        if self._infeasible_told or self._settings.on_infeasible == "go_on":
+            return
+        self._infeasible_told = True
+        told = explain(self._situation, self.learned, self._notice, self._settings.confidence)
+        if told is None:
+            return
+        message = infeasible(told, self._settings.deadline_s)
+        if self._settings.on_infeasible == "refuse":
+            raise InfeasibleError(
+                message,
+                remedy="Choose a longer deadline, or change what is at fault:",
+                detail="\n".join(f"  - {line}" for line in told.lines()),
+            )
+        _log.warning("%s %s", message, " ".join(told.lines()))
+
+    # Standing somewhere
+
+    def _add(self, commit: Commit) -> None:
+        new = sum(s.sealed.delta_bytes for shards in commit.shards.values() for s in shards)
+        self._epochs.append((commit.epoch, commit.records_in, new))
+        self._history = self._history.and_(1, commit.records_in)
+        self._unsaved_bytes += new
+        self._records.append(commit.records_in)
+
+    def _stand(self, commit: Commit) -> None:
+        """Take over what a commit says of sizes and places."""
+        hosts: dict[str, list[int]] = {}
+        stored: dict[str, list[int]] = {}
+        largest = 0
+        for uid, shards in commit.shards.items():
+            for number, shard in enumerate(shards):
+                size = shard.sealed.size_bytes
+                largest = max(largest, size)
+                hosts.setdefault(shard.host, []).append(size)
+                of = stored.setdefault(shard.host, [0, 0])
+                in_store = self._stored.get((uid, number), (0, 0))
+                of[0], of[1] = of[0] + in_store[0], of[1] + in_store[1]
+        cores = max(1, self._cores // max(1, len(hosts)))
+        fullest = max(stored.values(), default=[0, 0])
+        self._fullest_bytes = max((sum(sizes) for sizes in hosts.values()), default=0)
+        self._situation = Situation(
+            history=self._history,
+            planned=min(max(self._records, default=0), self._settings.max_records),
+            stored_bytes=fullest[0],
+            stored_files=fullest[1],
+            shard_bytes=largest,
+            host_bytes=max((sum(sizes) // min(cores, len(sizes)) for sizes in hosts.values()), default=0),
+        )
+
+    def _take_in_backups(self) -> None:
+        while self._ended:
+            outcome = self._ended.popleft()
+            self._uploading = None
+            if isinstance(outcome, Checkpoint):
+                self._backed_up(outcome)
+            else:
+                self._trace.add(
+                    BackupLine(
+                        outcome.epoch,
+                        outcome.started_ms,
+                        (outcome.failed_ms - outcome.started_ms) / 1e3,
+                        failed=outcome.reason.name,
+                        trigger=outcome.trigger.name,
+                    )
+                )
+
+    def _backed_up(self, made: Checkpoint) -> None:
+        took_s = (made.completed_ms - made.started_ms) / 1e3
+        uploaded = sum(new for epoch, _, new in self._epochs if epoch <= made.epoch)
+        self.learned.upload.learn([1.0, float(uploaded)], took_s)
+        while self._epochs and self._epochs[0][0] <= made.epoch:
+            _, records, new = self._epochs.popleft()
+            self._history = History(self._history.epochs - 1, self._history.records - records)
+            self._unsaved_bytes -= new
+        self._stored = _stored(made)
+        self._situation = msgspec.structs.replace(self._situation, history=self._history)
+        self._trace.add(
+            BackupLine(
+                made.epoch, made.started_ms, took_s, made.new_bytes, made.size_bytes, trigger=made.trigger
+            )
+        )
+        self._keep()
+
+    # Learning from recoveries
+
+    def _learn_recovery(self, took: Took) -> None:
+        """Loads and replays teach whatever the fault was."""
+        if took.replayed_epochs:
+            history = History(took.replayed_epochs, took.replayed_records)
+            self.learned.replay.learn(self.learned.replay_features(history), took.replayed_s)
+        if took.fetched_bytes:
+            features = [1.0, float(took.fetched_bytes), float(took.fetched_files)]
+            self.learned.fetch.learn(features, took.fetched_s)
+
+    def _recovered(self, commit: Commit, now_s: float, took: Took, run_s: float) -> None:
+        episode, self._episode = self._episode, None
+        assert episode is not None
+        fault = Fault.HOST if took.rebuilt and episode.fault not in _OF_DRIVER else episode.fault
+        took_s = max(0.0, now_s - episode.began_s)
+        before = episode.estimated if episode.estimated is not None else self._estimate(fault)
+        loading_s = took.checked_s + took.fetched_s
+        measured = attribute(took_s, fault, self._notice, loading_s, took.replayed_s + run_s)
+        outcome = Outcome(
+            fault=fault.label,
+            epoch=commit.epoch,
+            at_ms=int(episode.began_s * 1000),
+            took_s=took_s,
+            measured=measured,
+            estimated=before.parts,
+            bounds={
+                "0.99": before.bound(0.99),
+                f"{self._settings.confidence:g}": before.bound(self._settings.confidence),
+            },
+            deadline_s=self._settings.deadline_s,
+        )
+        _write_outcome(self._directory, outcome)
+        if not self._drilled:
+            self._learn_outcome(outcome)
+
+    def _learn_outcome(self, outcome: Outcome) -> None:
+        fault = Fault.named(outcome.fault)
+        key = f"{outcome.epoch:08d}"
+        if fault is None or key in self.learned.outcomes:
+            return
+        if fault in _OF_DRIVER and outcome.measured.loading:
+            self.learned.reload.learn([1.0, float(self._situation.host_bytes)], outcome.measured.loading)
+        self.learned.recovered(fault, outcome.measured.environment)
+        self.learned.outcomes.add(key)
+        self._keep()
+
+    def _look_at_drill(self, *, force: bool = False) -> None:
+        """Learn from what a drill measured: it knows which fault it was, and when it came."""
+        folder = self._directory / OUTCOMES
+        if not (self._drilled or force) or not folder.is_dir():
+            return
+        for path in sorted(folder.glob("*.drill.json")):
+            key = path.name.split(".")[0]
+            if key in self.learned.outcomes:
+                continue
+            told = read_outcome(path)
+            fault = None if told is None else Fault.named(told.fault)
+            if told is None or fault is None:
+                continue
+            own = read_outcome(folder / f"{key}.json")
+            loading_s = own.measured.loading if own is not None else 0.0
+            recomputing_s = own.measured.recomputing if own is not None else told.estimated.recomputing
+            measured = attribute(told.took_s, fault, self._notice, loading_s, recomputing_s)
+            self._learn_outcome(msgspec.structs.replace(told, measured=measured))
+
+    # Keeping
+
+    def _write(self, commit: Commit, now_s: float, took_s: float) -> None:
+        worst, bound_s = self.worst()
+        parts = worst.parts
+        self._trace.add(
+            EpochLine(
+                commit.epoch,
+                int(now_s * 1000),
+                commit.records_in,
+                round(took_s, 4),
+                sum(s.sealed.size_bytes for shards in commit.shards.values() for s in shards),
+                self._situation.host_bytes,
+                self._situation.shard_bytes,
+                self._epochs[-1][2],
+                round(worst.sum.mean, 3),
+                round(bound_s, 3),
+                worst.fault.label,
+                (
+                    round(parts.detection, 3),
+                    round(parts.environment, 3),
+                    round(parts.loading, 3),
+                    round(parts.recomputing, 3),
+                ),
+                round(self._paused_s, 3),
+            )
+        )
+        self._paused_s = 0.0
+        if now_s - self._kept_s > _KEEP_EVERY_S:
+            self._keep()
+
+    def _keep(self) -> None:
+        self._kept_s = self._clock_s()
+        with contextlib.suppress(OSError):
+            temporary = self._directory / f".{MEMORY}.{os.getpid()}"
+            memory = msgspec.structs.replace(
+                self.learned.memory(),
+                notice=self._notice,
+                situation=self._situation,
+                deadline_s=self._settings.deadline_s,
+                confidence=self._settings.confidence,
+            )
+            temporary.write_bytes(msgspec.json.encode(memory))
+            os.replace(temporary, self._directory / MEMORY)
+
+    def stop(self) -> None:
+        """Keep what was learned."""
+        self._take_in_backups()
+        self._keep()
+
+
+_OF_DRIVER = (Fault.DRIVER_KILL, Fault.DRIVER_FREEZE, Fault.APPLICATION)
+
+
+def _stored(checkpoint: Checkpoint) -> dict[tuple[str, int], tuple[int, int]]:
+    return {
+        (uid, number): (version.size_bytes, len(version.files))
+        for uid, versions in checkpoint.shards.items()
+        for number, version in enumerate(versions)
+        if version is not None
+    }
+
+
+def _fallen(told: str) -> Episode | None:
+    """The fault that a supervisor tells of: "<milliseconds> killed" or "<milliseconds> silent"."""
+    at, _, how = told.partition(" ")
+    if not at.isdigit():
+        return None
+    fault = Fault.DRIVER_FREEZE if how == "silent" else Fault.DRIVER_KILL
+    return Episode(fault, int(at) / 1000)
+
+
+def read_memory(directory: Path) -> Memory | None:
+    """What was learned in earlier runs; a file that can't be read is one that taught nothing."""
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode((directory / MEMORY).read_bytes(), type=Memory)
+    return None
+
+
+def read_learned(directory: Path) -> Learned:
+    """What a pipeline has learned so far."""
+    return Learned(read_memory(directory))
+
+
+def _write_outcome(directory: Path, outcome: Outcome) -> None:
+    with contextlib.suppress(OSError):
+        folder = directory / OUTCOMES
+        folder.mkdir(exist_ok=True)
+        suffix = ".drill.json" if outcome.by == "drill" else ".json"
+        temporary = folder / f".{outcome.epoch:08d}{suffix}.{os.getpid()}"
+        temporary.write_bytes(msgspec.json.encode(outcome))
+        os.replace(temporary, folder / f"{outcome.epoch:08d}{suffix}")
+
+
+def tell_outcome(directory: Path, outcome: Outcome) -> None:
+    """Leave what a drill measured where the pipeline learns from it."""
+    _write_outcome(directory, outcome)
+
+
+def read_outcome(path: Path) -> Outcome | None:
+    """One outcome; None where there is none that can be read."""
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode(path.read_bytes(), type=Outcome)
+    return None
+
+
+def read_outcomes(directory: Path) -> list[Outcome]:
+    """Every recovery of a pipeline, what a drill measured in front of what the run saw itself."""
+    folder = directory / OUTCOMES
+    found: dict[str, Outcome] = {}
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+        outcome, key = read_outcome(path), path.name.split(".")[0]
+        if outcome is None or outcome.by == "drill":
+            continue
+        told = read_outcome(folder / f"{key}.drill.json")
+        found[key] = outcome if told is None else _joined(told, outcome)
+    for path in folder.glob("*.drill.json"):
+        told = read_outcome(path)
+        if told is not None:
+            found.setdefault(path.name.split(".")[0], told)
+    return [found[key] for key in sorted(found)]
+
+
+def _joined(told: Outcome, own: Outcome) -> Outcome:
+    """A drill's time, in the parts that the run saw."""
+    seen = own.measured
+    rest = max(0.0, told.took_s - seen.detection - seen.loading - seen.recomputing)
+    return msgspec.structs.replace(told, measured=Parts(seen.detection, rest, seen.loading, seen.recomputing))

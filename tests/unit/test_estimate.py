@@ -1,0 +1,331 @@
+"""What is known of recovery times, and what is decided from it: no Spark, no clock."""
+
+import math
+import random
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from holdfast.faults.kinds import Fault
+from holdfast.recovery.chance import Guess, Linear, Prior, Sum, t_quantile
+from holdfast.recovery.decide import Outlook, decide, lead_epochs
+from holdfast.recovery.estimate import (
+    Bounds,
+    History,
+    Learned,
+    Memory,
+    Notice,
+    Situation,
+    covered,
+    detection,
+    estimate,
+    estimates,
+    worst,
+)
+
+NOTICE = Notice(worker_s=14.0, executor_s=10.0, executor_check_s=2.0, driver_s=10.0, host_s=8.0)
+SURE = 0.999
+
+
+@pytest.mark.parametrize(
+    ("confidence", "df", "value"),
+    [
+        (0.95, 1, 6.314),
+        (0.975, 4, 2.776),
+        (0.99, 10, 2.764),
+        (0.995, 5, 4.032),
+        (0.999, 4, 7.173),
+        (0.999, 30, 3.385),
+        (0.9995, 20, 3.850),
+    ],
+)
+def test_quantiles_are_those_of_the_tables(confidence: float, df: float, value: float) -> None:
+    assert t_quantile(confidence, df) == pytest.approx(value, abs=1e-3)
+
+
+@given(st.floats(0.5, 0.9999), st.floats(1, 200), st.floats(0, 50))
+def test_quantiles_fall_with_what_was_seen_and_rise_with_confidence(
+    confidence: float, df: float, more: float
+) -> None:
+    here = t_quantile(confidence, df)
+    assert t_quantile(confidence, df + more) <= here + 1e-6
+    assert t_quantile(confidence + (1 - confidence) / 2, df) >= here - 1e-6
+    assert t_quantile(confidence, df + 0.1) <= here + 1e-6
+
+
+guesses = st.builds(Guess, st.floats(0, 100), st.floats(0, 100), st.floats(2, 200), st.floats(0, 30))
+
+
+@given(st.lists(guesses, min_size=1, max_size=6), st.floats(0.5, 0.9999))
+def test_the_bound_of_a_sum_lies_between_the_largest_and_the_sum_of_bounds(
+    parts: list[Guess], confidence: float
+) -> None:
+    alone = [part.bound(confidence) for part in parts]
+    together = Sum(tuple(parts)).bound(confidence)
+    assert max(alone) - 1e-6 <= together <= sum(alone) + 1e-6
+
+
+times = st.lists(st.tuples(st.integers(0, 500_000), st.floats(0.001, 60, allow_subnormal=False)), max_size=30)
+
+
+@given(times)
+def test_weights_are_never_negative_and_more_work_never_takes_less(seen: list[tuple[int, float]]) -> None:
+    model = Linear(Prior([0.15, 4e-6], [1.0, 1.0], df=4))
+    for records, seconds in seen:
+        model.learn([1.0, float(records)], seconds)
+    assert min(model.weights) >= 0
+    few, many = model.predict([1.0, 1000.0]), model.predict([1.0, 2000.0])
+    assert few.mean <= many.mean and few.bound(SURE) <= many.bound(SURE)
+    assert few.variance > 0 and math.isfinite(many.bound(SURE))
+
+
+@pytest.mark.parametrize("seconds", [0.2, 1.0, 5.0, 30.0])
+def test_a_steady_time_narrows_its_bound(seconds: float) -> None:
+    model = Linear(Prior([5.0], [0.5], noise=0.2, df=6, keep=0.95))
+    excess = []
+    for _ in range(40):
+        model.learn([1.0], seconds)
+        guess = model.predict([1.0])
+        excess.append((guess.bound(SURE) - seconds) / seconds)
+    assert excess[4] > excess[14] > excess[39] > 0
+    assert model.predict([1.0]).mean == pytest.approx(seconds, rel=0.1)
+
+
+def test_records_that_take_far_longer_than_thought_before_are_learned_all_the_same() -> None:
+    """The prior weighed as much as all that was seen: the estimate stayed a third too low for ever."""
+    learned = Learned()
+    for records in (1000, 5000, 20_000) * 10:
+        learned.epoch.learn([1.0, float(records)], 0.1 + records * 1e-4)
+    assert learned.epoch.predict([1.0, 10_000.0]).mean == pytest.approx(1.1, rel=0.05)
+
+
+@settings(max_examples=40)
+@given(times, st.integers(0, 10**9))
+def test_what_was_learned_comes_back_from_its_file_the_same(seen: list[tuple[int, float]], size: int) -> None:
+    learned = Learned()
+    for records, seconds in seen:
+        learned.epoch.learn([1.0, float(records)], seconds)
+        learned.recovered(Fault.EXECUTOR_KILL, seconds)
+    learned.outcomes.add("7")
+    again = Learned(msgspec.json.decode(msgspec.json.encode(learned.memory()), type=Memory))
+    there = Situation(History(30, 60_000), 2000, size, 5, size, size)
+    faults = covered(NOTICE)
+    assert estimates(there, again, NOTICE, faults) == estimates(there, learned, NOTICE, faults)
+    assert again.outcomes == {"7"} and again.times_seen(Fault.EXECUTOR_KILL) == len(seen)
+
+
+histories = st.builds(History, st.integers(0, 3000), st.integers(0, 5_000_000))
+
+
+@settings(max_examples=60)
+@given(times, histories, st.integers(0, 2000), st.integers(0, 3_000_000), st.integers(0, 100_000))
+def test_more_history_and_more_planned_never_lower_estimate_or_bound(
+    seen: list[tuple[int, float]], history: History, epochs: int, records: int, planned: int
+) -> None:
+    learned = Learned()
+    for had, seconds in seen:
+        learned.epoch.learn([1.0, float(had)], seconds)
+        learned.replay.learn(learned.replay_features(History(1 + had % 7, had)), seconds)
+    little, much = Situation(history), Situation(history.and_(epochs, records), planned)
+    for fault in Fault:
+        less, more = (estimate(fault, s, learned, NOTICE) for s in (little, much))
+        assert less.sum.mean <= more.sum.mean + 1e-9
+        assert less.bound(SURE) <= more.bound(SURE) + 1e-9
+
+
+@settings(max_examples=60)
+@given(histories, st.integers(0, 500_000), st.integers(0, 10**10), st.booleans())
+def test_many_bounds_at_once_are_those_of_single_estimates(
+    history: History, planned: int, size: int, local: bool
+) -> None:
+    learned, notice = Learned(), msgspec.structs.replace(NOTICE, local=local)
+    learned.recovered(Fault.EXECUTOR_KILL, 3.0)
+    there = Situation(history, planned, size, size % 50, size // 4, size // 2)
+    faults = covered(notice)
+    expected = worst(estimates(there, learned, notice, faults), SURE).bound(SURE)
+    assert Bounds(there, learned, notice, faults, SURE)(history, planned) == pytest.approx(expected)
+
+
+def test_only_a_lost_host_depends_on_history() -> None:
+    long = Situation(History(500, 10**6), 100, 10**9)
+    short = msgspec.structs.replace(long, history=History())
+    for fault in Fault:
+        differs = estimate(fault, long, Learned(), NOTICE) != estimate(fault, short, Learned(), NOTICE)
+        assert differs == (fault is Fault.HOST)
+
+
+def test_what_nothing_notices_is_not_covered() -> None:
+    blind = Notice(worker_s=None, executor_s=None, executor_check_s=1.0, driver_s=None)
+    assert covered(blind) == [Fault.WORKER_KILL, Fault.EXECUTOR_KILL, Fault.HOST]
+    assert covered(NOTICE) == list(Fault)
+    local = covered(msgspec.structs.replace(NOTICE, local=True))
+    assert Fault.EXECUTOR_KILL not in local and Fault.EXECUTOR_FREEZE not in local
+    assert Fault.DRIVER_FREEZE in local
+
+
+def test_silence_is_noticed_as_late_as_the_settings_say() -> None:
+    assert detection(Fault.EXECUTOR_FREEZE, NOTICE).bound(SURE) == 14.0
+    assert detection(Fault.DRIVER_FREEZE, NOTICE).bound(SURE) == 10.5
+    assert detection(Fault.DRIVER_KILL, NOTICE).bound(SURE) < 1
+
+
+# Deciding
+
+
+def bounds_of(each_s: float = 4e-6, fixed_s: float = 0.15) -> Bounds:
+    """The bound of a pipeline that has seen a few epochs and replays."""
+    learned = Learned()
+    for records in (100, 2000, 10_000, 40_000) * 8:
+        learned.epoch.learn([1.0, float(records)], fixed_s + records * each_s)
+        history = History(20, 20 * records)
+        learned.replay.learn(learned.replay_features(history), 0.3 + 20 * records * each_s)
+    there = Situation(stored_bytes=10**7, shard_bytes=10**6, host_bytes=10**6)
+    return Bounds(there, learned, NOTICE, list(Fault), SURE)
+
+
+SLOW = bounds_of(each_s=2e-5)
+FLOOR_S = SLOW(History(), 0)
+
+outlooks = st.builds(
+    Outlook,
+    deadline_s=st.floats(FLOOR_S * 0.9, FLOOR_S + 120),
+    history=st.builds(History, st.integers(0, 2000), st.integers(0, 3_000_000)),
+    epoch_s=st.floats(0.05, 10),
+    epoch_records=st.integers(0, 200_000),
+    max_records=st.just(500_000),
+    backup_s=st.floats(0.1, 60),
+    uploading=st.one_of(st.none(), st.integers(0, 50)),
+)
+
+
+@settings(max_examples=300)
+@given(outlooks)
+@example(
+    Outlook(
+        deadline_s=FLOOR_S + 30,
+        history=History(900, 900_000),
+        epoch_s=0.5,
+        epoch_records=1000,
+        max_records=500_000,
+        backup_s=2.0,
+    )
+)
+def test_a_decision_backs_up_only_when_waiting_is_not_safe_and_limits_to_what_fits(outlook: Outlook) -> None:
+    made = decide(outlook, SLOW)
+    wait = lead_epochs(outlook) + 1
+    most = outlook.max_records if made.limit is None else made.limit
+    size = max(1, min(outlook.epoch_records, most))
+    if outlook.uploading is not None:
+        assert not made.back_up
+    elif made.feasible:
+        later = SLOW(outlook.history.and_(wait, wait * size), size)
+        assert made.back_up == (outlook.history.epochs > 0 and later > outlook.deadline_s)
+    if not made.feasible:
+        assert not made.pause and SLOW(History(1, 1), 1) > outlook.deadline_s
+        return
+    assert 1 <= most <= outlook.max_records
+    assert SLOW(History(1, most), most) <= outlook.deadline_s, "alone, with a pause"
+    after = outlook.history.and_(1, most)
+    if not made.pause and outlook.history.epochs:
+        holds = SLOW(outlook.history, most) <= outlook.deadline_s and SLOW(after, 0) <= outlook.deadline_s
+        assert holds, "beside the history that there is"
+    if made.pause:
+        assert made.back_up or outlook.uploading is not None, "nobody waits for nothing"
+    always = SLOW(History(wait, wait * outlook.max_records), outlook.max_records) <= outlook.deadline_s
+    now = max(
+        SLOW(outlook.history, outlook.max_records), SLOW(outlook.history.and_(1, outlook.max_records), 0)
+    )
+    if always and now <= outlook.deadline_s:
+        assert made.limit is None and not made.pause
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 10**6), st.floats(2, 60), st.floats(0.3, 20), st.booleans())
+@example(seed=1, above_s=25.0, backup_s=1.0, fails=True)
+def test_the_bound_never_passes_the_deadline_with_one_failed_backup_and_any_epochs(
+    seed: int, above_s: float, backup_s: float, fails: bool
+) -> None:
+    """Quiet and busy stretches with bursts; each upload takes what it may; the decider pauses, cuts and backs up."""
+    draw, level = random.Random(seed), 8000
+    deadline_s = FLOOR_S + above_s
+    history, uploading = History(), None
+    recent = [0]
+    now_s, begun, gaps = 0.0, 0, [0.5]
+    limit = decide(Outlook(deadline_s, history, 0.5, 0, 500_000, backup_s), SLOW).limit
+    for _ in range(150):
+        if draw.random() < 0.05:
+            level = draw.choice([0, 1000, 8000, 20_000])
+        waiting = draw.randrange(level // 2, level + 50) if draw.random() > 0.03 else 500_000
+        records = min(waiting, 500_000 if limit is None else limit)
+        assert SLOW(history, records) <= deadline_s + 1e-9, "while it runs"
+        gaps.append(draw.choice([0.2, 0.5, 3.0]))
+        now_s += gaps[-1]
+        history, recent = history.and_(1, records), [*recent, records][-20:]
+        for _ in range(1000):
+            if uploading is not None and uploading[1] <= now_s:
+                before, _, failed = uploading
+                uploading = None
+                if not failed:
+                    history = History(history.epochs - before.epochs, history.records - before.records)
+            assert SLOW(history, 0) <= deadline_s + 1e-9, "when it is history"
+            outlook = Outlook(
+                deadline_s,
+                history,
+                epoch_s=sum(gaps[-20:]) / len(gaps[-20:]),
+                epoch_records=max(recent),
+                max_records=500_000,
+                backup_s=backup_s,
+                uploading=None if uploading is None else history.epochs - uploading[0].epochs,
+            )
+            made = decide(outlook, SLOW)
+            if not made.feasible:
+                assert SLOW(History(1, 1), 1) > deadline_s
+                return
+            if made.back_up:
+                assert uploading is None, "never two at once"
+                failed = fails and begun == draw.randrange(3)
+                uploading, begun = (history, now_s + draw.uniform(0.1, backup_s), failed), begun + 1
+            limit = made.limit
+            if not made.pause:
+                break
+            assert uploading is not None
+            now_s = uploading[1]
+        else:
+            pytest.fail("paused for ever")
+
+
+def test_a_burst_beside_a_long_history_is_cut_to_what_fits() -> None:
+    """It was let through whole: alone it fits, and nothing asked for the history that had built up."""
+    deadline_s = SLOW(History(1, 500_000), 500_000) + 20
+    history = History(1, 1000)
+    while SLOW(history.and_(8, 8000), 1000) <= deadline_s:
+        history = history.and_(1, 1000)
+    outlook = Outlook(deadline_s, history, 0.5, 1000, 500_000, backup_s=0.5)
+    made = decide(outlook, SLOW)
+    assert SLOW(history, 500_000) > deadline_s
+    assert made.limit is not None and 1000 <= made.limit < 500_000
+    assert SLOW(history, made.limit) <= deadline_s
+
+
+def test_where_only_pauses_help_epochs_are_still_as_large_as_they_may_be() -> None:
+    """They were cut to one record each."""
+    deadline_s = SLOW(History(1, 50_000), 50_000)
+    outlook = Outlook(deadline_s, History(), 0.1, 1000, 500_000, backup_s=600.0)
+    made = decide(outlook, SLOW)
+    assert made.feasible and made.limit is not None and 45_000 <= made.limit <= 50_000
+
+
+def test_where_the_deadline_can_not_be_held_backups_are_made_only_where_they_help() -> None:
+    """They were made as fast as they came, though the driver's own restart was what took too long."""
+    learned = Learned()
+    there = Situation(stored_bytes=10**7)
+    slow_driver = Bounds(there, learned, msgspec.structs.replace(NOTICE, driver_s=60.0), list(Fault), SURE)
+    outlook = Outlook(50.0, History(5, 5000), 0.5, 1000, 500_000, backup_s=1.0)
+    made = decide(outlook, slow_driver)
+    assert not made.feasible and not made.back_up
+    long = msgspec.structs.replace(outlook, history=History(20_000, 20_000_000))
+    assert decide(long, slow_driver).back_up, "before history makes it worse still"
+    lost_host = Bounds(there, learned, msgspec.structs.replace(NOTICE, host_s=60.0), [Fault.HOST], SURE)
+    assert decide(outlook, lost_host).back_up

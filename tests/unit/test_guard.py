@@ -1,0 +1,189 @@
+"""A pipeline held to its deadline, without Spark: the real driver, log and checkpoints over the in-process runner."""
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.checkpoint.metadata import Checkpoint
+from holdfast.engine.local import LocalRunner
+from holdfast.errors import InfeasibleError
+from holdfast.faults.kinds import Fault
+from holdfast.recovery.chance import Linear, Prior
+from holdfast.recovery.estimate import Notice, Outcome, Parts
+from holdfast.recovery.guard import OUTCOMES, Guard, read_learned, read_outcomes, tell_outcome
+from holdfast.recovery.trace import BackupLine, EpochLine, read_trace
+from tests.drivers import Life, make
+from tests.spark.test_equals_runner import sinks_in
+from tests.unit.test_recovery import ONE, Waiting, lose
+
+NOTICE = Notice(worker_s=3.0, executor_s=3.0, executor_check_s=0.5, driver_s=3.0, host_s=3.0)
+
+
+class Known(Linear):
+    """A time that is known, whatever is seen."""
+
+    def __init__(self, *weights: float) -> None:
+        super().__init__(Prior(list(weights), [1e-3] * len(weights), noise=0.01, df=100))
+
+    def learn(self, features: Any, seconds: float) -> None:
+        return
+
+
+def held(folder: Path, *, record_s: float = 0.05, runner: Any = Waiting, **given: Any) -> Life:
+    """A life in which a record costs so much to replay, and everything else little that is known."""
+    options = {"parallelism": 2, "max_records": 20, "backend": "heap", "checkpoint_on_stop": False, **given}
+    life = make(ONE.build(sinks_in(folder / "ours")), folder / "dir", runner=runner, notice=NOTICE, **options)
+    guard = life.guard
+    assert guard is not None
+    guard.retry_s = 0.02
+    guard.learned.epoch = Known(0.05, record_s)
+    guard.learned.replay = Known(1.0, 0.001)
+    guard.learned.upload = Known(0.01, 1e-9)
+    guard.learned._environment = {fault: Known(2.0) for fault in Fault}
+    return life
+
+
+def lived(life: Life) -> tuple[list[EpochLine], list[BackupLine]]:
+    life.driver.start()
+    life.driver.run()
+    lines = list(read_trace(life.driver._guard._directory))  # type: ignore[union-attr]
+    return [x for x in lines if isinstance(x, EpochLine)], [x for x in lines if isinstance(x, BackupLine)]
+
+
+def test_backups_are_made_when_the_deadline_asks_and_the_bound_stays_under_it(tmp_path: Path) -> None:
+    epochs, backups = lived(held(tmp_path, deadline="15s", interval="20ms"))
+    assert len(epochs) == 12
+    assert max(e.bound_s for e in epochs) <= 15
+    assert 1 <= len(backups) < 8
+    assert {b.trigger for b in backups} == {"DEADLINE"}
+
+
+def test_with_time_enough_nothing_is_backed_up(tmp_path: Path) -> None:
+    epochs, backups = lived(held(tmp_path, deadline="300s", interval="20ms"))
+    assert len(epochs) == 12 and not backups
+    bounds = [e.bound_s for e in epochs]
+    assert bounds == sorted(bounds) and bounds[-1] > bounds[0] + 5
+
+
+def test_intake_pauses_while_a_slow_backup_would_let_the_bound_cross(tmp_path: Path) -> None:
+    class Slow(LocalRunner):
+        def upload(self, *args: Any) -> Any:
+            time.sleep(0.4)
+            return super().upload(*args)
+
+    epochs, backups = lived(held(tmp_path, runner=Slow, deadline="15s", interval="10ms"))
+    assert len(epochs) == 12
+    assert max(e.bound_s for e in epochs) <= 15
+    assert backups and any(e.paused_s > 0.1 for e in epochs)
+
+
+def test_epochs_are_cut_smaller_where_one_alone_would_be_too_much(tmp_path: Path) -> None:
+    epochs, _ = lived(held(tmp_path, deadline="20s", max_records=200, interval="10ms", record_s=0.1))
+    assert sum(e.records for e in epochs) == 240
+    assert max(e.bound_s for e in epochs[1:]) <= 20
+
+
+def test_a_deadline_that_cannot_be_held_is_refused_or_told_with_its_cause(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    life = held(tmp_path, deadline="2s", on_infeasible="refuse")
+    with pytest.raises(InfeasibleError, match="2 s can't be held") as caught:
+        life.driver.start()
+    assert "executor_timeout" in str(caught.value) or "worker_timeout" in str(caught.value)
+    with caplog.at_level(logging.WARNING, "holdfast.deadline"):
+        epochs, _ = lived(held(tmp_path / "warn", deadline="2s"))
+    assert len(epochs) == 12
+    told = [r.getMessage() for r in caplog.records if "can't be held" in r.getMessage()]
+    assert len(told) == 1 and "buys" in told[0]
+
+
+def test_what_was_learned_is_there_in_the_next_life(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"parallelism": 2, "max_records": 20, "epochs": 6}
+    first = make(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", notice=NOTICE, **options)
+    first.driver.start()
+    first.driver.run()
+    learned = read_learned(tmp_path / "dir")
+    assert learned.epoch.seen.count >= 4
+    second = make(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", notice=NOTICE, **options)
+    assert second.guard is not None
+    assert second.guard.learned.epoch.weights == learned.epoch.weights
+
+
+def test_a_driver_that_replaces_another_tells_what_its_recovery_took(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "parallelism": 3,
+        "max_records": 20,
+        "checkpoint": "4 epochs",
+        "trim_log": False,
+        "checkpoint_on_stop": False,
+        "runner": Waiting,
+    }
+    first = make(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", notice=NOTICE, epochs=6, **options)
+    first.driver.start()
+    first.driver.run()
+    lose(first, "first", 1)
+    fell = {"HOLDFAST_FELL": f"{int(time.time() * 1000) - 2000} silent"}
+    second = make(
+        ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", notice=NOTICE, environment=fell, **options
+    )
+    second.driver.start()
+    second.driver.run()
+    (outcome,) = read_outcomes(tmp_path / "dir")
+    assert outcome.fault == "driver-freeze" and outcome.epoch == 7 and outcome.by == "run"
+    assert 2.0 <= outcome.took_s < 60
+    assert outcome.measured.total == pytest.approx(outcome.took_s)
+    assert second.guard is not None
+    assert second.guard.learned.times_seen(Fault.DRIVER_FREEZE) == 1
+    assert second.guard.learned.replay.seen.count == 1  # epochs 5 and 6
+    assert second.guard.learned.fetch.seen.count == 1
+
+
+def test_a_drill_teaches_what_it_measured_and_once(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"parallelism": 2, "max_records": 20, "environment": {"HOLDFAST_DRILL": "1"}}
+    life = make(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", notice=NOTICE, **options)
+    told = Outcome("host", 5, 0, 9.0, Parts(), Parts(0.1, 5.0, 0.5, 1.0), {"0.99": 12.0}, 30.0, by="drill")
+    tell_outcome(tmp_path / "dir", told)
+    life.driver.start()
+    assert life.guard is not None
+    assert life.guard.learned.times_seen(Fault.HOST) == 1
+    life.driver.run()
+    assert life.guard.learned.times_seen(Fault.HOST) == 1
+    assert 6.0 < life.guard.learned.environment(Fault.HOST).mean < 8.0  # nine less detection and recomputing
+    assert read_outcomes(tmp_path / "dir")[0].took_s == 9.0
+
+
+def test_damaged_files_teach_nothing_and_harm_nobody(tmp_path: Path) -> None:
+    (tmp_path / OUTCOMES).mkdir()
+    (tmp_path / OUTCOMES / "00000001.drill.json").write_bytes(b"{")
+    (tmp_path / "recovery.json").write_bytes(b"not json")
+    guard = Guard(msgspec.convert({}, type=_settings()), NOTICE, tmp_path, environment={})
+    guard.start(None, [], None)
+    assert guard.learned.epoch.seen.count == 0
+    assert read_outcomes(tmp_path) == []
+
+
+def _settings() -> Any:
+    from holdfast.config import Settings
+
+    return Settings
+
+
+def test_a_failed_backup_is_made_again_and_the_bound_stays_under_the_deadline(tmp_path: Path) -> None:
+    class Failing(Waiting):
+        times = 0
+
+        def upload(self, *args: Any) -> Any:
+            Failing.times += 1
+            if Failing.times == 1:
+                raise OSError("the store is away")
+            return super().upload(*args)
+
+    life = held(tmp_path, runner=Failing, deadline="15s", interval="20ms")
+    epochs, backups = lived(life)
+    assert max(e.bound_s for e in epochs) <= 15
+    assert backups[0].failed and not backups[-1].failed
+    assert any(isinstance(outcome, Checkpoint) for outcome in life.outcomes)
