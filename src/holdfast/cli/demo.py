@@ -1,63 +1,124 @@
-"""`holdfast demo`: half a minute of the vehicle map, run for real on this machine and drawn in the terminal."""
+"""`holdfast demo`: the vehicle map on a cluster of processes, an executor and the driver killed, drawn in the terminal."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import sys
 import tempfile
 import threading
-import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
+import psutil
 import typer
-from rich.console import Console, Group, RenderableType
-from rich.panel import Panel
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 import holdfast
-from holdfast.cli.country import TILES, Country, MapPicture, change_lines
+from holdfast.cli.country import Country
+from holdfast.cli.demo_faults import CONFIDENCE, Plan, check, show
+from holdfast.cli.demo_story import Hit, Story, teller_for
+from holdfast.cli.demo_view import Drawing
 from holdfast.cli.directory import is_running
 from holdfast.cli.loading import load_file
-from holdfast.cli.output import amount, clock, console, millis, print_json, size
+from holdfast.cli.output import amount, clock, console, millis, print_json, size, table
 from holdfast.cli.reporting import Reporter, reporter_for
 from holdfast.cli.running import run_reported
-from holdfast.cli.view import narrow_view
+from holdfast.cli.trials import NotExactError
 from holdfast.cli.watching import Seen
-from holdfast.config import Settings
+from holdfast.config import Settings, parse_duration_s
 from holdfast.errors import PipelineError
+from holdfast.faults.compare import Verdict
 from holdfast.log.journal import Journal
 from holdfast.metrics import EpochFacts, Status, read_status
 
 MASTER, RATE = "local[2]", 20_000
 _MARK = "made-by-holdfast-demo"
-_SIDE_WIDTH, _PANEL_HEIGHT = 44, 11
 
 
 def demo(
-    seconds: Annotated[float, typer.Option(min=1, help="How long to run.")] = 30.0,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="How long to run, besides starting and recovering.")
+    ] = 30.0,
+    deadline: Annotated[str, typer.Option(help="Within this recovery must end.")] = "60s",
+    faults: Annotated[
+        bool,
+        typer.Option("--faults/--no-faults", help="Without: only the map, on local[2], with no cluster."),
+    ] = True,
     json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a line: each epoch, the end, a summary.")
+        bool, typer.Option("--json", help="One JSON object a line: epochs, faults, the end, a summary.")
     ] = False,
 ) -> None:
-    """Run the vehicle map (examples/vehicle_map.py) on this machine for half a minute, and draw it.
+    """Run the vehicle map (examples/vehicle_map.py) on this machine, kill an executor and then the driver, and draw it.
 
     Vehicles report positions and what they saw; the pipeline keeps map tiles
-    up to date and flags changes.
+    up to date and flags changes. It runs on a Spark cluster of processes that is
+    started for it. Each recovery is timed against the estimate before it and the
+    deadline, and in the end output and state are compared with a run without faults.
     """
     example = find_example()
+    settings = Settings(deadline_s=parse_duration_s(deadline), master=MASTER, parallelism=2)
+    if faults:
+        check(Plan(example, Path(), seconds, deadline))
     home = make_home(Path(".holdfast/demo"))
+    if faults:
+        _with_faults(Plan(example, home, seconds, deadline), json=json)
+    else:
+        _calm(example, home, seconds, settings, json=json)
+
+
+def _with_faults(plan: Plan, *, json: bool) -> None:
+    story = Story()
+    country = Country(plan.home / "out", tiles="tile-updates", changes="road-changes")
+    teller = teller_for(story, Drawing(country, console(), story).frame, json=json)
+    try:
+        with teller:
+            verdict = show(plan, story, teller)
+    except SystemExit:
+        print("ended early; no process is left", file=sys.stderr)
+        raise
+    except Exception as error:
+        teller.end(error)
+        raise
+    teller.end(None)
+    country.catch_up()
+    facts = {
+        **summary(teller.seen, country, plan.home),
+        **_of_faults(story.hits, verdict),
+        "seconds": round(story.at_s, 1),
+        "records_per_s": round(_records_per_s(plan.directory, verdict), 1),
+    }
+    if json:
+        print_json({"event": "summary", **facts})
+    else:
+        _print_faults(story.hits, verdict, console())
+        _print_summary(facts, console(), _next_steps(facts, plan))
+    if not verdict.exact:
+        raise NotExactError(
+            f"{verdict.lost} rows lost, {verdict.doubled} doubled, {verdict.different_states} shards different.",
+            remedy=f"That is a bug in holdfast. Keep {plan.home}, and report it.",
+            detail="\n".join(f"  - {f}" for f in verdict.findings),
+        )
+
+
+def _calm(example: Path, home: Path, seconds: float, settings: Settings, *, json: bool) -> None:
+    """Only the map: this process is the driver, and nothing is done to it."""
     country = Country(home / "out")
     pipeline = load_file(example).build(rate=RATE, out=str(home / "out"))
-    settings = Settings(dir=str(home / "pipeline"), master=MASTER, parallelism=2)
-    reporter = reporter_for(json=json, draw=_Drawing(country, console()).frame)
-    run_reported(pipeline, settings, reporter, _Timer(reporter, home / "pipeline", seconds).hear)
+    settings = msgspec.structs.replace(settings, dir=str(home / "dir"))
+    reporter = reporter_for(json=json, draw=Drawing(country, console()).frame)
+    run_reported(pipeline, settings, reporter, _Timer(reporter, home / "dir", seconds).hear)
     country.catch_up()
     facts = summary(reporter.seen, country, home)
     if json:
         print_json({"event": "summary", **facts})
     else:
-        _print_summary(facts, console())
+        steps = [facts["look"], f"tail -n 3 {facts['output']}/changes/*.jsonl"]
+        _print_summary(facts, console(), steps)
 
 
 def find_example() -> Path:
@@ -75,14 +136,24 @@ def find_example() -> Path:
 
 def make_home(wanted: Path) -> Path:
     """An empty folder: the one that an earlier demo made, emptied, or a temporary one if it is somebody else's."""
-    ours = (wanted / _MARK).is_file() and not is_running(read_status(wanted / "pipeline"))
+    ours = (wanted / _MARK).is_file() and not _in_use(wanted)
     if wanted.exists() and not ours:
         wanted = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
     elif ours:
         shutil.rmtree(wanted)
     wanted.mkdir(parents=True, exist_ok=True)
-    (wanted / _MARK).touch()
+    (wanted / _MARK).write_text(str(os.getpid()))
     return wanted
+
+
+def _in_use(home: Path) -> bool:
+    """Whether the demo that made it still runs, or what it started does."""
+    mark = home / _MARK
+    with contextlib.suppress(psutil.Error, ValueError):
+        maker = psutil.Process(int(mark.read_text()))
+        if maker.pid != os.getpid() and maker.create_time() <= mark.stat().st_mtime:
+            return True
+    return is_running(read_status(home / "dir"))
 
 
 class _Timer:
@@ -99,64 +170,6 @@ class _Timer:
             timer = threading.Timer(self._seconds, Journal.at(self._directory).ask_to_stop)
             timer.daemon = True
             timer.start()
-
-
-class _Drawing:
-    """The demo's frame: the map on the left, figures and changes on the right."""
-
-    def __init__(self, country: Country, terminal: Console) -> None:
-        self._country, self._terminal = country, terminal
-        self._caught_up = 0.0
-
-    def frame(self, seen: Seen) -> RenderableType:
-        if time.monotonic() - self._caught_up > 0.4:
-            self._country.catch_up()
-            self._caught_up = time.monotonic()
-        return demo_view(seen, self._country, self._terminal.width, self._terminal.height)
-
-
-def demo_view(seen: Seen, country: Country, width: int, height: int) -> RenderableType:
-    """The whole picture, for a terminal of a size; without the map where there is no room for it."""
-    cells = min(TILES, width - _SIDE_WIDTH - 5, 2 * (height - 4))
-    cells -= cells % 2
-    if cells < 24:
-        return narrow_view(seen, _SIDE_WIDTH)
-    rows = max(cells // 2 + 2, _PANEL_HEIGHT + 4)
-    side = Group(narrow_view(seen, _SIDE_WIDTH), _changes(country, rows - _PANEL_HEIGHT))
-    grid = Table.grid(padding=(0, 1))
-    grid.add_row(_map(country, cells), side)
-    return grid
-
-
-def _map(country: Country, cells: int) -> RenderableType:
-    return Panel(
-        MapPicture(country, cells),
-        title="330 × 330 km, tiles of 5 km" if cells > 40 else "330 × 330 km",
-        subtitle=Text.assemble(
-            ("■", "#401c6e"),
-            ("■", "#c44076"),
-            ("■", "#fcf6c4"),
-            (" reports ", "dim"),
-            ("■", "#40e0ff"),
-            (" change", "dim"),
-        ),
-        width=cells + 2,
-        padding=0,
-        border_style="bright_black",
-    )
-
-
-def _changes(country: Country, height: int) -> RenderableType:
-    lines = change_lines(country, height - 2)
-    return Panel(
-        Group(*lines) if lines else Text("none flagged yet", style="dim"),
-        title=f"road changes: {amount(country.flagged)} flagged",
-        title_align="left",
-        width=_SIDE_WIDTH,
-        height=max(3, height),
-        border_style="bright_black",
-        padding=(0, 1),
-    )
 
 
 def summary(seen: Seen, country: Country, home: Path) -> dict[str, Any]:
@@ -177,21 +190,94 @@ def summary(seen: Seen, country: Country, home: Path) -> dict[str, Any]:
         "changes": country.flagged,
         "tiles": int((country.reports > 0).sum()),
         "output": str(home / "out"),
-        "look": f"holdfast state {home / 'pipeline'} --operator tiles --key {x},{y}",
+        "look": f"holdfast state {home / 'dir'} --operator tiles --key {x},{y}",
     }
 
 
-def _print_summary(facts: dict[str, Any], out: Console) -> None:
+def _of_faults(hits: Sequence[Hit], verdict: Verdict) -> dict[str, Any]:
+    return {
+        "faults": [hit.facts() for hit in hits],
+        "held": all(hit.held for hit in hits),
+        "lost": verdict.lost,
+        "doubled": verdict.doubled,
+        "different_states": verdict.different_states,
+        "records": verdict.records,
+        "epochs": verdict.epochs,
+    }
+
+
+def _records_per_s(directory: Path, verdict: Verdict) -> float:
+    """Over all the time from the first plan to the last, recoveries included."""
+    journal = Journal.at(directory)
+    first, last = journal.plan(1), journal.plan(verdict.epochs)
+    if first is None or last is None or last.now_ms <= first.now_ms:
+        return 0.0
+    return verdict.records * 1000 / (last.now_ms - first.now_ms)
+
+
+def _print_faults(hits: Sequence[Hit], verdict: Verdict, out: Console) -> None:
+    columns = [
+        "fault",
+        "victim",
+        "estimate s",
+        f"{CONFIDENCE:.1%} bound s",
+        "back after s",
+        "deadline s",
+        "held",
+    ]
+    rows = [
+        [
+            hit.fault.label,
+            hit.victim,
+            f"{hit.estimate_s:.1f}",
+            f"{hit.bound_s:.1f}",
+            Text("" if hit.took_s is None else f"{hit.took_s:.1f}", style="bold"),
+            f"{hit.deadline_s:g}",
+            Text("✓ held", style="bold green") if hit.held else Text("✗ missed", style="bold red"),
+        ]
+        for hit in hits
+    ]
+    out.print()
+    out.print(table(columns, rows, right=columns[2:6]))
+    found = f"{verdict.lost} lost, {verdict.doubled} doubled, {verdict.different_states} states different"
+    out.print()
+    out.print(
+        Text.assemble(
+            (f"{'after both':<11}", "dim"),
+            (found, "bold green" if verdict.exact else "bold red"),
+            ": output and state against a run without faults over the same plans",
+        ),
+        soft_wrap=True,
+    )
+
+
+def _next_steps(facts: dict[str, Any], plan: Plan) -> list[str]:
+    example = plan.example
+    with contextlib.suppress(ValueError):
+        example = example.relative_to(Path.cwd())
+    return [
+        f"holdfast estimate {plan.directory}",
+        facts["look"],
+        f"holdfast drill {example} --trials 10",
+    ]
+
+
+def _print_summary(facts: dict[str, Any], out: Console, steps: Sequence[str]) -> None:
     lines = [
         ("done", f"{amount(facts['records'])} records in {amount(facts['epochs'])} epochs, {clock(facts['seconds'])} with start-up"),
         ("speed", f"{amount(facts['records_per_s'])} records/s; latency p50 {millis(facts['latency_p50_ms'])}, "
                   f"p99 {millis(facts['latency_p99_ms'])}, first epoch {millis(facts['first_epoch_ms'])}"),
         ("state", f"{amount(facts['state_keys'])} keys, {size(facts['state_bytes'])}"),
         ("map", f"{amount(facts['tiles'])} tiles, {amount(facts['changes'])} road changes flagged"),
-        ("output", f"{facts['output']}: tiles and vehicles (Parquet), changes (JSON lines)"),
-        ("look at it", facts["look"]),
-        ("", f"tail -n 3 {facts['output']}/changes/*.jsonl"),
+        ("output", _contents(Path(facts["output"]))),
+        *(("look at it" if n == 0 else "", step) for n, step in enumerate(steps)),
     ]  # fmt: skip
     out.print()
     for name, text in lines:
         out.print(Text.assemble((f"{name:<11}", "dim"), text), soft_wrap=True)
+
+
+def _contents(out: Path) -> str:
+    """The output and what is in it."""
+    folders = sorted(f.name for f in out.iterdir() if f.is_dir()) if out.is_dir() else []
+    return f"{out}: {', '.join(folders)}"

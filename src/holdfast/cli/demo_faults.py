@@ -27,6 +27,7 @@ from holdfast.cli.demo_story import Hit, Story, Teller
 from holdfast.cli.directory import DEAD, LIVING, process_of
 from holdfast.cli.exit_codes import INTERRUPTED, TERMINATED
 from holdfast.cli.loading import load
+from holdfast.cli.noise import SparkNoise
 from holdfast.config import resolve
 from holdfast.faults.cluster import Cluster
 from holdfast.faults.compare import Verdict, compare
@@ -87,22 +88,32 @@ def show(plan: Plan, story: Story, teller: Teller) -> Verdict:
     """Do it all; gives what a comparison with a run without faults found."""
     with _Signals() as signals, Watch(plan, story, teller):
         with contextlib.ExitStack() as running:
-            # Entered last, so it comes first: from here on there is only clearing up, which nothing may interrupt.
             experiment = _started(plan, story, running)
+            # Entered last, so it comes first at the end: clearing up is not interrupted.
             running.callback(signals.ignore)
             last = _strike_twice(plan, story, experiment)
             story.say("stopping: the epoch under way is finished, and state is backed up")
             experiment.stop(last)
         signals.heed()
         story.say("comparing output and state with a run without faults, over the same plans")
-        verdict = compare(
-            lambda: load(str(plan.example)), plan.directory, plan.home / "out", plan.home / "runner"
-        )
+        verdict = _compared(plan)
         story.say(f"{verdict.lost} lost, {verdict.doubled} doubled, {verdict.different_states} states differ")
     if verdict.exact:
         shutil.rmtree(plan.home / "runner", ignore_errors=True)
     _gather_state(plan.directory)
     return verdict
+
+
+def _compared(plan: Plan) -> Verdict:
+    """Arrow's complaints about buffers are kept from the view, as Spark's are."""
+    noise = SparkNoise(plan.directory)
+    noise.begin()
+    try:
+        return compare(
+            lambda: load(str(plan.example)), plan.directory, plan.home / "out", plan.home / "runner"
+        )
+    finally:
+        noise.end(show=False)
 
 
 def _started(plan: Plan, story: Story, running: contextlib.ExitStack) -> Experiment:

@@ -57,9 +57,7 @@ def demo_view(
     rows = cells // 2 + 2
     wanted = max(rows, _FIGURES_HEIGHT + (_LEAST_HEIGHT if story is None else _EVENTS_HEIGHT + 4))
     grid = Table.grid(padding=(0, 1))
-    grid.add_row(
-        _map(country, cells), Group(*_side(seen, country, story, min(room, wanted), _SIDE_WIDTH))
-    )
+    grid.add_row(_map(country, cells), Group(*_side(seen, country, story, min(room, wanted), _SIDE_WIDTH)))
     return grid
 
 
@@ -179,6 +177,7 @@ def _stopwatch(hit: Hit, passed_s: float, seen: Seen, width: int) -> list[Text]:
 def stopwatch_bar(hit: Hit, passed_s: float, width: int) -> Text:
     """How far the deadline is away, and where the estimate and its bound stand on the way.
 
+    >>> from holdfast.faults.kinds import Fault
     >>> hit = Hit(Fault.HOST, "host 127.0.0.2", 0.0, 20.0, 40.0, 60.0)
     >>> str(stopwatch_bar(hit, 10.0, 12)), str(stopwatch_bar(hit, 30.0, 12))
     ('██··┊···┊··|', '██████··┊··|')
