@@ -74,6 +74,7 @@ def make(
         settings,
         program.checkpoint_url,
         on_outcome=lambda outcome: (outcomes.append(outcome), guard and guard.backup_ended(outcome)),
+        on_read=lambda reading: guard and guard.store_read(reading),
         **clock,
     )
     guard = None

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.checkpoint.metadata import Checkpoint
+from holdfast.checkpoint.calibrate import chosen
+from holdfast.checkpoint.metadata import Checkpoint, StoredFile
 from holdfast.engine.local import LocalRunner
 from holdfast.errors import InfeasibleError
 from holdfast.faults.kinds import Fault
@@ -139,7 +140,7 @@ def test_a_driver_that_replaces_another_tells_what_its_recovery_took(tmp_path: P
     assert second.guard is not None
     assert second.guard.learned.times_seen(Fault.DRIVER_FREEZE) == 1
     assert second.guard.learned.replay.seen.count == 1  # epochs 5 and 6
-    assert second.guard.learned.fetch.seen.count == 1
+    assert second.guard.learned.fetch.seen.count >= 2  # the store was tried, and then really loaded from
 
 
 def test_a_drill_teaches_what_it_measured_and_once(tmp_path: Path) -> None:
@@ -187,3 +188,10 @@ def test_a_failed_backup_is_made_again_and_the_bound_stays_under_the_deadline(tm
     assert max(e.bound_s for e in epochs) <= 15
     assert backups[0].failed and not backups[-1].failed
     assert any(isinstance(outcome, Checkpoint) for outcome in life.outcomes)
+
+
+def test_the_store_is_tried_with_the_largest_files_that_are_not_too_much() -> None:
+    files = [StoredFile(f"{n}", f"{n}", n, 0) for n in (1, 50, 7, 900)]
+    assert [f.size_bytes for f in chosen(files, most_bytes=60, most_files=2)] == [50, 7]
+    assert [f.size_bytes for f in chosen(files[3:], most_bytes=60)] == [900]
+    assert chosen([]) == []

@@ -10,12 +10,14 @@ The driver's thread says what was committed and asks what is due; it never waits
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from holdfast.checkpoint.calibrate import Reading, calibrate
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.lifecycle import FailedCheckpoint, PendingCheckpoint, Reason, Tolerance
 from holdfast.checkpoint.metadata import Checkpoint, StoredVersion
@@ -67,10 +69,11 @@ class Coordinator:
         fingerprint: str = "",
         clock_ms: Callable[[], int] = lambda: int(time.time() * 1000),
         on_outcome: Callable[[Outcome], None] = lambda outcome: None,
+        on_read: Callable[[Reading], None] | None = None,
     ) -> None:
         self._identity, self._runner, self._journal, self._catalog = identity, runner, journal, catalog
         self._settings, self._url, self._fingerprint = settings, url, fingerprint
-        self._clock_ms, self._on_outcome = clock_ms, on_outcome
+        self._clock_ms, self._on_outcome, self._on_read = clock_ms, on_outcome, on_read
         self._policy = parse_policy(settings.checkpoint)
         self._tolerance = Tolerance(settings.checkpoint_failures)
         self._pending: PendingCheckpoint | None = None
@@ -93,6 +96,20 @@ class Coordinator:
         self._catalog.seal()
         newest = self._catalog.newest(last_epoch)
         self.newest_epoch = 0 if newest is None else newest.epoch
+        if newest is not None and self._on_read is not None:
+            threading.Thread(
+                target=self._calibrate, args=(newest,), name="holdfast-read", daemon=True
+            ).start()
+
+    def _calibrate(self, checkpoint: Checkpoint) -> None:
+        """Measure how fast the store can be read, once in a life; whether it can is for recovery to find out."""
+        tell, self._on_read = self._on_read, None
+        if tell is None:
+            return
+        with contextlib.suppress(OSError):
+            reading = calibrate(self._store(), checkpoint)
+            if reading is not None:
+                tell(reading)
 
     # What the driver asks
 
@@ -232,6 +249,7 @@ class Coordinator:
             self._clear_up()
         except OSError as error:
             _log.warning("clearing up after checkpoint %d: %s", checkpoint.number, error)
+        self._calibrate(checkpoint)
         return checkpoint
 
     def _upload(

@@ -279,5 +279,5 @@ def _print_summary(facts: dict[str, Any], out: Console, steps: Sequence[str]) ->
 
 def _contents(out: Path) -> str:
     """The output and what is in it."""
-    folders = sorted(f.name for f in out.iterdir() if f.is_dir()) if out.is_dir() else []
+    folders = sorted(f.name for f in out.glob("[!.]*"))
     return f"{out}: {', '.join(folders)}"

@@ -2,8 +2,8 @@
 
     start -> run -> executor killed, back -> run -> driver killed, back -> run -> stop -> compare
 
-The application is a process of its own under a supervisor, so what is told of it is what it leaves for anybody: its
-status, and the JSON lines in its log. Whatever happens here, no process is left at the end.
+The application is a process of its own under a supervisor; `demo_watch` looks at it. Whatever happens here, no process is
+left at the end.
 """
 
 from __future__ import annotations
@@ -14,29 +14,24 @@ import shutil
 import signal
 import socket
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import msgspec
-
 from holdfast.cli.demo_story import Hit, Story, Teller
-from holdfast.cli.directory import DEAD, LIVING, process_of
+from holdfast.cli.demo_watch import Watch
 from holdfast.cli.exit_codes import INTERRUPTED, TERMINATED
 from holdfast.cli.loading import load
 from holdfast.cli.noise import SparkNoise
 from holdfast.config import resolve
 from holdfast.faults.cluster import Cluster
 from holdfast.faults.compare import Verdict, compare
-from holdfast.faults.drill import FROM_DEADLINE, await_forecast, timeout_s
+from holdfast.faults.drill import FROM_DEADLINE, await_forecast, outcome_of, timeout_s
 from holdfast.faults.experiment import Experiment, Struck
 from holdfast.faults.kinds import Fault
 from holdfast.log.journal import Journal
-from holdfast.metrics import EpochFacts, Status, read_status
-from holdfast.recovery.guard import DRILL
+from holdfast.recovery.guard import DRILL, tell_outcome
 
 CONFIDENCE = 0.999
 MAX_RECORDS = 50_000
@@ -47,8 +42,6 @@ BEFORE_EXECUTOR, BEFORE_DRIVER, AFTER = 0.4, 0.35, 0.25
 """How the running time is shared out around the two faults."""
 _LAST = 1.0
 """Among those whom a fault can strike, the last one: an executor that is not on the driver's address."""
-_LOOK_EVERY_S = 0.1
-_EPOCH = b'{"event":"epoch"'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,16 +79,16 @@ def check(plan: Plan) -> None:
 
 def show(plan: Plan, story: Story, teller: Teller) -> Verdict:
     """Do it all; gives what a comparison with a run without faults found."""
-    with _Signals() as signals, Watch(plan, story, teller):
+    with _Signals() as signals, Watch(plan.home, story, teller):
         with contextlib.ExitStack() as running:
             experiment = _started(plan, story, running)
             # Entered last, so it comes first at the end: clearing up is not interrupted.
             running.callback(signals.ignore)
             last = _strike_twice(plan, story, experiment)
-            story.say("stopping: the epoch under way is finished, and state is backed up")
+            story.say("stopping cleanly")
             experiment.stop(last)
         signals.heed()
-        story.say("comparing output and state with a run without faults, over the same plans")
+        story.say("comparing with a run without faults")
         verdict = _compared(plan)
         story.say(f"{verdict.lost} lost, {verdict.doubled} doubled, {verdict.different_states} states differ")
     if verdict.exact:
@@ -119,20 +112,18 @@ def _compared(plan: Plan) -> Verdict:
 def _started(plan: Plan, story: Story, running: contextlib.ExitStack) -> Experiment:
     hosts = HOSTS if _is_ours("127.0.0.2") else 1
     if hosts < HOSTS:
-        story.say(
-            "this machine has no address 127.0.0.2, so the cluster has one host (sudo ifconfig lo0 alias 127.0.0.2)"
-        )
-    story.say(
-        f"starting a Spark cluster: {hosts} host{'s' if hosts > 1 else ''}, each processes of this machine"
-    )
-    cluster = running.enter_context(Cluster(plan.home / "cluster", workers=hosts, cores=CORES // hosts))
-    story.say(f"starting {plan.example.name} on it, under a supervisor, deadline {plan.deadline}")
-    # A drill would tell the application of its faults; here it learns by itself, as in earnest.
+        story.say("one host only: there is no 127.0.0.2")
+    story.say(f"starting a Spark cluster of {hosts} host{'s' if hosts > 1 else ''}")
+    # Absolute: executors have working folders of their own, and would keep state in there.
+    folder = plan.home.absolute() / "cluster"
+    cluster = running.enter_context(Cluster(folder, workers=hosts, cores=CORES // hosts))
+    story.say(f"starting {plan.example.name}, supervised")
+    # We know which fault it was and when it came, and tell the application so that it learns from it.
     experiment = Experiment(
-        cluster, str(plan.example), plan.home, settings=plan.settings(), environment={DRILL: ""}
+        cluster, str(plan.example), plan.home, settings=plan.settings(), environment={DRILL: "1"}
     )
     running.enter_context(experiment)
-    story.say("running")
+    story.say(f"running; the deadline is {plan.deadline}")
     return experiment
 
 
@@ -158,9 +149,11 @@ def _strike_twice(plan: Plan, story: Story, experiment: Experiment) -> Struck:
 def _strike(fault: Fault, story: Story, experiment: Experiment) -> Struck:
     before = await_forecast(experiment, fault)
     struck = experiment.strike(fault, _LAST)
-    at_s = struck.at_s - story.began_s
-    story.struck(Hit.of(fault, struck.victim, at_s, before.forecasts[fault.label], before.deadline_s))
-    story.back(experiment.await_recovery(struck, timeout_s(before.deadline_s)))
+    forecast, deadline_s = before.forecasts[fault.label], before.deadline_s
+    story.struck(Hit.of(fault, struck.victim, struck.at_s - story.began_s, forecast, deadline_s))
+    took_s = experiment.await_recovery(struck, timeout_s(deadline_s))
+    story.back(took_s)
+    tell_outcome(experiment.directory, outcome_of(struck, took_s, forecast, deadline_s, CONFIDENCE))
     return struck
 
 
@@ -205,98 +198,3 @@ class _Signals:
     def _unwind(self, number: int, frame: FrameType | None) -> None:
         self.ignore()
         sys.exit(INTERRUPTED if number == signal.SIGINT else TERMINATED)
-
-
-class Watch:
-    """Looks at the application from outside, several times a second, and lets the teller hear of it and of the story.
-
-    All that is told is told by this thread.
-    """
-
-    def __init__(self, plan: Plan, story: Story, teller: Teller) -> None:
-        self._directory, self._log = plan.directory, plan.home / "application.log"
-        self._story, self._teller = story, teller
-        self._read_bytes = 0
-        self._epoch, self._earlier = 0, 0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look_on, name="demo-watch", daemon=True)
-
-    def __enter__(self) -> Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _look_on(self) -> None:
-        while not self._over.wait(_LOOK_EVERY_S):
-            self.look()
-        self.look()
-
-    def look(self) -> None:
-        """Tell what is new."""
-        for status, facts in self._epochs():
-            self._hear(status, facts)
-        status_now = read_status(self._directory)
-        known = self._teller.seen.status
-        if status_now is not None and (known is None or _differs(status_now := as_it_is(status_now), known)):
-            self._hear(status_now, None)
-        for event in self._story.news():
-            self._teller.tell(event)
-
-    def _epochs(self) -> Iterator[tuple[Status, EpochFacts]]:
-        """The epochs that the log tells of since the last look. A line may have been cut off by a fault."""
-        for line in self._new_lines():
-            if not line.startswith(_EPOCH):
-                continue
-            with contextlib.suppress(msgspec.DecodeError):
-                facts = msgspec.json.decode(line, type=EpochFacts)
-                yield msgspec.json.decode(line, type=_WithStatus).status, facts
-
-    def _new_lines(self) -> list[bytes]:
-        try:
-            with open(self._log, "rb") as file:
-                file.seek(self._read_bytes)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._read_bytes += len(whole)
-        return whole.splitlines()
-
-    def _hear(self, status: Status, facts: EpochFacts | None) -> None:
-        self._teller.hear(self._continued(status), facts)
-
-    def _continued(self, status: Status) -> Status:
-        """A driver counts from its own start; the demo goes on counting where the one before stopped."""
-        last = self._teller.seen.status
-        if last is None:
-            return status
-        if status.generation != last.generation:
-            self._earlier = last.records
-        if not status.epoch:
-            now = {
-                f: getattr(status, f)
-                for f in ("generation", "pid", "state", "message", "started_ms", "updated_ms")
-            }
-            return msgspec.structs.replace(last, **now)
-        return msgspec.structs.replace(status, records=self._earlier + status.records)
-
-
-class _WithStatus(msgspec.Struct):
-    status: Status
-
-
-def as_it_is(status: Status) -> Status:
-    """A driver that was killed could not say so."""
-    if status.state in LIVING and process_of(status) == DEAD:
-        return msgspec.structs.replace(status, state="dead", message="")
-    return status
-
-
-def _differs(status: Status, known: Status) -> bool:
-    """Whether a status says something new: it is written less often than epochs are told of."""
-    if status.updated_ms < known.updated_ms:
-        return False
-    return (status.pid, status.state, status.message) != (known.pid, known.state, known.message)

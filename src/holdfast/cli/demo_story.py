@@ -88,6 +88,8 @@ class Story:
         self._now_s = now_s
         self.began_s = now_s()
         self.events: list[Event] = []
+        self.progress = ""
+        """What the application or its supervisor said last, if no epoch was run since."""
         self._told = 0
 
     @property
@@ -136,6 +138,8 @@ class Teller(Protocol):
 
     def tell(self, event: Event) -> None: ...
 
+    def progress(self, text: str) -> None: ...
+
 
 class DemoLines(Reporter):
     """A line for everything that happens, with the minute and second; epochs are summed up in one now and then."""
@@ -152,19 +156,22 @@ class DemoLines(Reporter):
         if facts is not None:
             self._waiting.append(facts)
             if self._story.at_s - self._told_s >= EPOCHS_EVERY_S:
-                self._tell_epochs()
-        elif message := self._news(status):
-            self._print(self._story.at_s, f"  {message}")
+                self._tell_epochs(self._story.at_s)
+
+    def progress(self, text: str) -> None:
+        """A line, as the application said it."""
+        self._print(self._story.at_s, f"  {text}")
 
     def tell(self, event: Event) -> None:
-        self._tell_epochs()
+        """A line; the epochs before it first."""
+        self._tell_epochs(event.at_s)
         self._print(event.at_s, line_of(event))
 
-    def _tell_epochs(self) -> None:
+    def _tell_epochs(self, at_s: float) -> None:
         status = self.seen.status
         if not self._waiting or status is None:
             return
-        self._told_s = self._story.at_s
+        self._told_s = at_s
         bound = f"  recovery ≤ {status.bound_s:.1f} s of {status.deadline_s:g} s" if status.bound_s else ""
         self._print(self._told_s, f"  {epoch_line(self._waiting, status)}{bound}")
         self._waiting = []
@@ -195,11 +202,20 @@ def line_of(event: Event) -> str:
 
 
 class DemoJson(JsonLines):
-    """One object a line: what `JsonLines` prints, and each event.
+    """One object a line: what `JsonLines` prints, and each event. What the application says goes to standard error.
 
     `{"event": "said", "since_start_s": …, "text": …}`
     `{"event": "fault", …Hit}`, and the same as `"event": "recovered"` when it is over
     """
+
+    def hear(self, status: Status, facts: EpochFacts | None) -> None:
+        if facts is None:
+            self.seen.hear(status, None)
+        else:
+            super().hear(status, facts)
+
+    def progress(self, text: str) -> None:
+        print(text, file=sys.stderr)
 
     def tell(self, event: Event) -> None:
         if event.hit is None:
@@ -213,6 +229,9 @@ class DemoLive(LiveView):
     """The live view; events are drawn from the story, frame by frame."""
 
     def tell(self, event: Event) -> None:
+        return
+
+    def progress(self, text: str) -> None:
         return
 
     def end(self, error: BaseException | None) -> None:

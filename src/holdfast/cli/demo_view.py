@@ -19,9 +19,9 @@ from holdfast.cli.view import narrow_view, recovery_bar
 from holdfast.cli.watching import Seen
 
 _SIDE_WIDTH = 44
-_INSIDE = _SIDE_WIDTH - 4
 _FIGURES_HEIGHT = 12
-_EVENTS_HEIGHT = 12
+_EVENTS_HEIGHT = 11
+_RECOVERY_HEIGHT = 4
 _LEAST_HEIGHT = 4
 """Of a panel: fewer rows tell nothing."""
 _LEAST_CELLS = 24
@@ -55,7 +55,9 @@ def demo_view(
     if cells < _LEAST_CELLS:
         return Group(*_side(seen, country, story, room, min(width, _SIDE_WIDTH)))
     rows = cells // 2 + 2
-    wanted = max(rows, _FIGURES_HEIGHT + (_LEAST_HEIGHT if story is None else _EVENTS_HEIGHT + 4))
+    wanted = max(
+        rows, _FIGURES_HEIGHT + (_LEAST_HEIGHT if story is None else _EVENTS_HEIGHT + _RECOVERY_HEIGHT)
+    )
     grid = Table.grid(padding=(0, 1))
     grid.add_row(_map(country, cells), Group(*_side(seen, country, story, min(room, wanted), _SIDE_WIDTH)))
     return grid
@@ -69,11 +71,11 @@ def _side(seen: Seen, country: Country, story: Story | None, rows: int, width: i
         return [*shown, _changes(country, left, width)] if left >= _LEAST_HEIGHT else shown
     if rows < _FIGURES_HEIGHT + _LEAST_HEIGHT:
         return [_one_line(seen), events_panel(story, seen, rows - 1, width)]
-    shown, left = [_figures(seen, width)], rows - _FIGURES_HEIGHT
     if seen.status is None:
-        left = rows - 3
-    if left >= _EVENTS_HEIGHT + 4 and seen.status is not None and seen.status.bound_s:
-        shown, left = [*shown, _recovery(seen, width)], left - 4
+        return [events_panel(story, seen, rows, width)]
+    shown, left = [_figures(seen, width)], rows - _FIGURES_HEIGHT
+    if left >= _EVENTS_HEIGHT + _RECOVERY_HEIGHT and seen.status.bound_s:
+        shown, left = [*shown, _recovery(seen, width)], left - _RECOVERY_HEIGHT
     changes = left - _EVENTS_HEIGHT
     if changes < _LEAST_HEIGHT:
         return [*shown, events_panel(story, seen, left, width)]
@@ -118,7 +120,7 @@ def _recovery(seen: Seen, width: int) -> RenderableType:
     parts.append(f" s, {status.worst_fault}", style="dim")
     return Panel(
         Group(recovery_bar(status, width - 4), parts),
-        title=f"if the worst fault came now: ≤ {status.bound_s:.0f} of {status.deadline_s:g} s",
+        title=f"worst fault now: ≤ {status.bound_s:.0f} s of {status.deadline_s:g} s",
         title_align="left",
         width=width,
         border_style=_QUIET if status.bound_s <= status.deadline_s else "red",
@@ -133,7 +135,9 @@ def events_panel(story: Story, seen: Seen, height: int, width: int = _SIDE_WIDTH
     for event in story.events.copy():
         lines += _lines(event)
     if hit is not None:
-        lines += _stopwatch(hit, story.at_s - hit.at_s, seen, width - 4)
+        lines += _stopwatch(hit, story.at_s - hit.at_s, width - 4)
+    if said := _said(story, seen):
+        lines.append(Text(f"     {said}", style="dim", no_wrap=True, overflow="ellipsis"))
     room = max(1, height - 2)
     return Panel(
         Group(*lines[-room:]),
@@ -161,17 +165,19 @@ def _lines(event: Event) -> list[Text]:
     ]
 
 
-def _stopwatch(hit: Hit, passed_s: float, seen: Seen, width: int) -> list[Text]:
-    lines = [
+def _stopwatch(hit: Hit, passed_s: float, width: int) -> list[Text]:
+    return [
         Text(f"     recovering {passed_s:.1f} s …", style="bold yellow", no_wrap=True),
         stopwatch_bar(hit, passed_s, width),
     ]
-    status = seen.status
-    if status is not None:
-        said = status.message or {"dead": "the driver is gone"}.get(status.state, "")
-        if said:
-            lines.append(Text(f"     {said}", style="dim", no_wrap=True, overflow="ellipsis"))
-    return lines
+
+
+def _said(story: Story, seen: Seen) -> str:
+    """How far the application is, while no epochs pass."""
+    if story.open is None and seen.epochs:
+        return ""
+    dead = seen.status is not None and seen.status.state == "dead"
+    return story.progress or ("the driver is gone" if dead else "")
 
 
 def stopwatch_bar(hit: Hit, passed_s: float, width: int) -> Text:

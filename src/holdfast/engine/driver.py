@@ -239,9 +239,9 @@ class Driver:
     def _max_records(self) -> int:
         """The most records the next epoch takes: fewer than the settings allow where the deadline asks for it."""
         guard = self._guard
-        if guard is None or not self._coordinator.follows_deadline:
+        if guard is None:
             return self._settings.max_records
-        return guard.limit
+        return min(guard.busy_limit, guard.limit) if self._coordinator.follows_deadline else guard.busy_limit
 
     def _offers(self) -> dict[str, Offer]:
         self._polled_ms = max(self._clock_ms(), self._now_ms + 1)

@@ -221,6 +221,7 @@ class Handle:
                 "Shards can't be pinned on this cluster's PySpark.", remedy="Use a supported PySpark: 4.1+."
             )
         catalog = Catalog(journal)
+        guard = self._guard = self._make_guard(sc, cores)
         coordinator = Coordinator(
             identity_of(stages, self._settings, parallelism),
             runner,
@@ -230,9 +231,9 @@ class Handle:
             program.checkpoint_url,
             fingerprint=code,
             on_outcome=self._checkpoint,
+            on_read=guard.store_read,
         )
         coordinator.code_changed = _code_changed(journal, catalog, code)
-        self._guard = self._make_guard(sc, cores)
         strict = self._settings.on_divergence == "stop"
         recovery = Recovery(
             program, runner, journal, catalog, tasks=cores, strict=strict, tell=self._recovering
@@ -245,7 +246,7 @@ class Handle:
             coordinator,
             recovery,
             tasks=cores,
-            guard=self._guard,
+            guard=guard,
             on_epoch=self._epoch,
             say=self._say,
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import logging
+import math
 import os
 import statistics
 import time
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.checkpoint.calibrate import Reading
 from holdfast.checkpoint.coordinator import FIRST_RETRY_S
 from holdfast.checkpoint.lifecycle import FailedCheckpoint
 from holdfast.checkpoint.metadata import Checkpoint
@@ -57,7 +59,11 @@ DRILL = "HOLDFAST_DRILL"
 """In this variable a drill says that it will tell of each fault itself: when it came and which it was."""
 _IMPORTS_S = 1.0
 """From a supervisor's notice to a driver's first step: the back-off, Python and its imports."""
+FIRST_RECORDS = 20_000
+"""The most records of an epoch before it is known what one costs."""
 _RECENT = 20
+_READINGS = 3
+"""After so many observations of loading, trying the store teaches nothing more."""
 _KEEP_EVERY_S = 5.0
 _LOOK_EVERY_S = 0.5
 
@@ -103,6 +109,7 @@ class Guard:
         self._committed_s = 0.0
         self._uploading: int | None = None
         self._ended: collections.deque[Checkpoint | FailedCheckpoint] = collections.deque()
+        self._readings: collections.deque[Reading] = collections.deque()
         self._episode = _fallen(environment.get(FELL, ""))
         self._first_epoch: int | None = None
         self._paused_s = 0.0
@@ -138,7 +145,9 @@ class Guard:
         """Learn from an epoch, and decide."""
         started = time.perf_counter()
         now_s = self._clock_s()
-        if clean and commit.records_in > 0:
+        if (
+            clean and commit.records_in > 0 and self._first_epoch is not None
+        ):  # the first one waits for workers
             self.learned.epoch.learn([1.0, float(commit.records_in)], took_s)
         self._learn_recovery(took)
         if self._first_epoch is None:
@@ -173,6 +182,10 @@ class Guard:
         """From any thread: how a backup ended. Taken in by the next decision."""
         self._ended.append(outcome)
 
+    def store_read(self, reading: Reading) -> None:
+        """From any thread: how fast the store was when it was tried."""
+        self._readings.append(reading)
+
     def paused(self, seconds: float) -> None:
         """Intake was paused for so long."""
         self._paused_s += seconds
@@ -183,9 +196,23 @@ class Guard:
 
     @property
     def limit(self) -> int:
-        """The most records the next epoch may have."""
+        """The most records the next epoch may have for the deadline's sake."""
         most = self._settings.max_records
         return most if self.decision.limit is None else min(most, max(1, self.decision.limit))
+
+    @property
+    def busy_limit(self) -> int:
+        """The most records that an epoch may have so that no task is silent long enough to be taken for frozen.
+
+        What a record costs is not known at first, so the first epochs are small.
+        """
+        if self._notice.worker_s is None:
+            return self._settings.max_records
+        if not self.learned.epoch.seen.count:
+            return min(self._settings.max_records, FIRST_RECORDS)
+        each = self.learned.epoch.weights[1]
+        fits = self._silent_s / each if each > 0 else math.inf
+        return int(min(self._settings.max_records, max(100.0, fits)))
 
     @property
     def job_records(self) -> int:
@@ -321,6 +348,12 @@ class Guard:
         )
 
     def _take_in_backups(self) -> None:
+        while self._readings:
+            read = self._readings.popleft()
+            if (
+                self.learned.fetch.seen.count < _READINGS
+            ):  # real loads tell more: they also bring it into memory
+                self.learned.fetch.learn([1.0, float(read.bytes), float(read.files)], read.seconds)
         while self._ended:
             outcome = self._ended.popleft()
             self._uploading = None

@@ -332,12 +332,18 @@ def test_the_demo_empties_only_what_it_made_itself(tmp_path: Path) -> None:
 
 def test_the_demo_leaves_a_demo_that_runs_alone(tmp_path: Path) -> None:
     home = make_home(tmp_path / "demo")
-    (home / "pipeline").mkdir()
+    (home / "dir").mkdir()
     write_status(
-        home / "pipeline",
+        home / "dir",
         told(home, state="running", pid=os.getpid(), host=socket.gethostname(), started_ms=10**15),
     )
-    assert make_home(tmp_path / "demo") != home and (home / "pipeline").exists()
+    assert make_home(tmp_path / "demo") != home and (home / "dir").exists()
+
+
+def test_the_demo_leaves_alone_what_another_demo_is_just_starting(tmp_path: Path) -> None:
+    home = make_home(tmp_path / "demo")
+    (home / "made-by-holdfast-demo").write_text(str(os.getppid()))
+    assert make_home(tmp_path / "demo") != home
 
 
 def test_without_the_examples_the_demo_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
