@@ -2,9 +2,9 @@
 
 import sys
 
-from bench import durability, throughput
+from bench import durability, paper, throughput
 
-BENCHMARKS = {"throughput": throughput.run, "durability": durability.run}
+BENCHMARKS = {"throughput": throughput.run, "durability": durability.run, "paper": paper.run}
 
 
 def main() -> None:

@@ -189,7 +189,9 @@ class Tile(hf.KeyedProcess):
 def build(work: Work) -> hf.Pipeline:
     """The pipeline; what it emits goes to nobody unless the sink is replaced."""
     made = hf.Pipeline("paper-map")
-    tiles = made.read("reports", Reports(work)).key_by("tile").process("tiles", Tile(work.tile_bytes, work.seed))
+    tiles = (
+        made.read("reports", Reports(work)).key_by("tile").process("tiles", Tile(work.tile_bytes, work.seed))
+    )
     tiles.write("tile-updates", hf.parquet("out/paper_map"))
     return made
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 WAIT_S = 120
@@ -71,7 +72,7 @@ def environment() -> dict[str, str]:
     return {**kept, "PYTHONUNBUFFERED": "1"}
 
 
-def holdfast(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def holdfast(folder: Path, *arguments: str, timeout_s: float = WAIT_S) -> subprocess.CompletedProcess[str]:
     """A command, run to its end."""
     return subprocess.run(
         command(*arguments),
@@ -79,7 +80,7 @@ def holdfast(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=WAIT_S,
+        timeout=timeout_s,
         check=False,
     )
 
@@ -189,8 +190,31 @@ def test_doctor_fails_at_once_where_nobody_answers(folder: Path) -> None:
     assert "nobody answers at 127.0.0.1:1" in done.stdout and "Traceback" not in done.stderr
 
 
-def test_the_demo_runs_and_sums_up(folder: Path) -> None:
-    done = holdfast(folder, "demo", "--seconds", "3", "--json")
+def test_the_demo_comes_back_from_both_faults_and_loses_nothing(folder: Path) -> None:
+    done = holdfast(folder, "demo", "--seconds", "4", "--json", timeout_s=3 * WAIT_S)
+    assert done.returncode == 0, done.stderr
+    *lines, end, summary = lines_of(done.stdout)
+    assert end["event"] == "end" and summary["event"] == "summary"
+    assert [f["fault"] for f in summary["faults"]] == ["executor-kill", "driver-kill"]
+    assert all(f["held"] and 0 < f["recovery_s"] < f["deadline_s"] for f in summary["faults"])
+    assert (summary["lost"], summary["doubled"], summary["different_states"]) == (0, 0, 0)
+    assert summary["records"] > 10_000 and summary["tiles"] > 500 and summary["changes"] > 0
+    told = [x["event"] for x in lines if x["event"] not in ("epoch", "said")]
+    assert told == ["fault", "recovered", "fault", "recovered"]
+    look = holdfast(folder, *summary["look"].split()[1:])
+    assert look.returncode == 0 and "tiles.reports after epoch" in look.stdout
+    assert not [p for p in psutil.process_iter() if str(folder) in " ".join(_words(p))]
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
+
+
+def test_the_calm_demo_runs_and_sums_up(folder: Path) -> None:
+    done = holdfast(folder, "demo", "--no-faults", "--seconds", "3", "--json")
     assert done.returncode == 0, done.stderr
     *_, end, summary = lines_of(done.stdout)
     assert end["event"] == "end" and summary["event"] == "summary"

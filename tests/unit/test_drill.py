@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -171,12 +172,8 @@ def trial(
     blow = struck(fault, epoch=10 * number, at_ms=60_000 * number)
     outcome = outcome_of(blow, took_s, FORECAST, DEADLINE_S, 0.999)
     parts = Parts(1.0, took_s - 2.0, 0.5, 0.5)
-    outcome = Outcome(**{**_fields(outcome), "measured": parts, "caught_up_s": caught_up_s or None})
+    outcome = msgspec.structs.replace(outcome, measured=parts, caught_up_s=caught_up_s or None)
     return Trial(number, blow, outcome, worst_s)
-
-
-def _fields(outcome: Outcome) -> dict[str, Any]:
-    return {name: getattr(outcome, name) for name in outcome.__struct_fields__}
 
 
 @pytest.fixture

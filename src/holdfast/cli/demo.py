@@ -95,7 +95,7 @@ def _with_faults(plan: Plan, *, json: bool) -> None:
     if json:
         print_json({"event": "summary", **facts})
     else:
-        _print_faults(story.hits, verdict, console())
+        print_faults(story.hits, verdict, console())
         _print_summary(facts, console(), _next_steps(facts, plan))
     if not verdict.exact:
         raise NotExactError(
@@ -215,7 +215,8 @@ def _records_per_s(directory: Path, verdict: Verdict) -> float:
     return verdict.records * 1000 / (last.now_ms - first.now_ms)
 
 
-def _print_faults(hits: Sequence[Hit], verdict: Verdict, out: Console) -> None:
+def print_faults(hits: Sequence[Hit], verdict: Verdict, out: Console) -> None:
+    """The faults, estimates beside outcomes, and what was lost or doubled."""
     columns = [
         "fault",
         "victim",

@@ -40,6 +40,8 @@ HOSTS, CORES = 2, 2
 """Of the cluster, all together."""
 BEFORE_EXECUTOR, BEFORE_DRIVER, AFTER = 0.4, 0.35, 0.25
 """How the running time is shared out around the two faults."""
+_PLAN_TIMEOUT_S = 5.0
+_LOOK_EVERY_S = 0.005
 _LAST = 1.0
 """Among those whom a fault can strike, the last one: an executor that is not on the driver's address."""
 
@@ -148,6 +150,7 @@ def _strike_twice(plan: Plan, story: Story, experiment: Experiment) -> Struck:
 
 def _strike(fault: Fault, story: Story, experiment: Experiment) -> Struck:
     before = await_forecast(experiment, fault)
+    _await_plan(experiment)
     struck = experiment.strike(fault, _LAST)
     forecast, deadline_s = before.forecasts[fault.label], before.deadline_s
     story.struck(Hit.of(fault, struck.victim, struck.at_s - story.began_s, forecast, deadline_s))
@@ -155,6 +158,17 @@ def _strike(fault: Fault, story: Story, experiment: Experiment) -> Struck:
     story.back(took_s)
     tell_outcome(experiment.directory, outcome_of(struck, took_s, forecast, deadline_s, CONFIDENCE))
     return struck
+
+
+def _await_plan(experiment: Experiment) -> None:
+    """Wait until an epoch has just begun: a fault in its midst is the dear one, since it takes the epoch with it.
+
+    Recovery ends with the commit of the last epoch planned before the fault. An epoch that was all but done would be
+    committed a moment later, and the time until the next one would not be shown.
+    """
+    planned, until = experiment.last_planned(), time.monotonic() + _PLAN_TIMEOUT_S
+    while experiment.last_planned() == planned and time.monotonic() < until:
+        time.sleep(_LOOK_EVERY_S)
 
 
 def _gather_state(directory: Path) -> None:

@@ -148,7 +148,7 @@ class DemoLines(Reporter):
         super().__init__()
         self._story = story
         self._out = Unbroken(sys.stdout)
-        self._told_s = 0.0
+        self._told_s = self._printed_s = 0.0
         self._waiting: list[EpochFacts] = []
 
     def hear(self, status: Status, facts: EpochFacts | None) -> None:
@@ -160,6 +160,7 @@ class DemoLines(Reporter):
 
     def progress(self, text: str) -> None:
         """A line, as the application said it."""
+        self._tell_epochs(self._story.at_s)
         self._print(self._story.at_s, f"  {text}")
 
     def tell(self, event: Event) -> None:
@@ -177,7 +178,9 @@ class DemoLines(Reporter):
         self._waiting = []
 
     def _print(self, at_s: float, text: str) -> None:
-        self._out.write(f"{clock(at_s):>5}  {text}\n")
+        # What was heard of late is not told as if it had been sooner.
+        self._printed_s = max(self._printed_s, at_s)
+        self._out.write(f"{clock(self._printed_s):>5}  {text}\n")
         self._out.flush()
 
 

@@ -186,7 +186,7 @@ def stopwatch_bar(hit: Hit, passed_s: float, width: int) -> Text:
     >>> from holdfast.faults.kinds import Fault
     >>> hit = Hit(Fault.HOST, "host 127.0.0.2", 0.0, 20.0, 40.0, 60.0)
     >>> str(stopwatch_bar(hit, 10.0, 12)), str(stopwatch_bar(hit, 30.0, 12))
-    ('██··┊···┊··|', '██████··┊··|')
+    ('██··┊··┊···|', '██████·┊···|')
     """
     scale = (width - 1) / hit.deadline_s
     late = passed_s > hit.deadline_s

@@ -51,26 +51,29 @@ class Watch:
         self.look()
 
     def look(self) -> None:
-        """Tell what is new."""
-        for line in self._new_lines():
-            self._take(line)
+        """Tell what is new: what was run, what happened to it, and what it says to that."""
+        lines = self._new_lines()
+        for line in lines:
+            self._take_epoch(line)
         status = read_status(self._directory)
         if status is not None and self._is_new(status := as_it_is(status)):
             self._hear(status, None)
         for event in self._story.news():
             self._teller.tell(event)
-
-    def _take(self, line: bytes) -> None:
-        """A line of the log: an epoch, or something that the application or its supervisor says."""
-        if line.startswith(_EPOCH):
-            # A fault may have cut it off.
-            with contextlib.suppress(msgspec.DecodeError):
-                facts = msgspec.json.decode(line, type=EpochFacts)
-                self._hear(msgspec.json.decode(line, type=_WithStatus).status, facts)
+        for line in lines:
+            if line.startswith(_EPOCH):
                 self._story.progress = ""
-        elif not line.startswith(b"{"):
-            self._story.progress = line.decode(errors="replace")
-            self._teller.progress(self._story.progress)
+            elif not line.startswith(b"{"):
+                self._story.progress = line.decode(errors="replace")
+                self._teller.progress(self._story.progress)
+
+    def _take_epoch(self, line: bytes) -> None:
+        """An epoch, if a line of the log tells of one and was not cut off by a fault."""
+        if not line.startswith(_EPOCH):
+            return
+        with contextlib.suppress(msgspec.DecodeError):
+            facts = msgspec.json.decode(line, type=EpochFacts)
+            self._hear(msgspec.json.decode(line, type=_WithStatus).status, facts)
 
     def _new_lines(self) -> list[bytes]:
         try:

@@ -2,13 +2,11 @@
 
 import io
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
 
-from holdfast.cli.demo import demo_view
 from holdfast.cli.view import narrow_view, run_view, sparkline
 from holdfast.cli.watching import Seen
 from holdfast.engine.handle import STOPPING
@@ -120,19 +118,6 @@ def test_the_first_epoch_stands_apart_from_the_percentiles(clock: list[float]) -
     seen.hear(status(), facts(1, 1, latency_ms=9000.0))
     seen.hear(status(), facts(2, 1, latency_ms=50.0))
     assert seen.first_ms == 9000.0 and seen.latency_ms(0.99) == 50.0
-
-
-@pytest.mark.parametrize(("width", "height"), [(200, 60), (120, 40), (80, 24), (60, 12)])
-def test_the_demo_fits_its_terminal(
-    seen: Seen, clock: list[float], tmp_path: Path, width: int, height: int
-) -> None:
-    from holdfast.cli.country import Country
-
-    run_epochs(seen, clock)
-    text = drawn(demo_view(seen, Country(tmp_path), width, height), width).rstrip("\n")
-    lines = text.split("\n")
-    assert len(lines) < height and max(map(len, lines)) <= width
-    assert "orders" in text and ("▀" in text) == (width >= 80)
 
 
 def test_the_narrow_view_holds_its_width(seen: Seen, clock: list[float]) -> None:
