@@ -14,7 +14,7 @@ from holdfast.engine.local import LocalRunner
 from holdfast.errors import InfeasibleError
 from holdfast.faults.kinds import Fault
 from holdfast.recovery.chance import Linear, Prior
-from holdfast.recovery.estimate import Notice, Outcome, Parts
+from holdfast.recovery.estimate import FAMILIES, Notice, Outcome, Parts
 from holdfast.recovery.guard import OUTCOMES, Guard, read_learned, read_outcomes, tell_outcome
 from holdfast.recovery.trace import BackupLine, EpochLine, read_trace
 from tests.drivers import Life, make
@@ -44,7 +44,7 @@ def held(folder: Path, *, record_s: float = 0.05, runner: Any = Waiting, **given
     guard.learned.epoch = Known(0.05, record_s)
     guard.learned.replay = Known(1.0, 0.001)
     guard.learned.upload = Known(0.01, 1e-9)
-    guard.learned._environment = {fault: Known(2.0) for fault in Fault}
+    guard.learned._families = {name: Known(2.0, *[1e-9] * (len(of) - 1)) for name, of in FAMILIES.items()}
     return life
 
 
@@ -153,7 +153,7 @@ def test_a_drill_teaches_what_it_measured_and_once(tmp_path: Path) -> None:
     assert life.guard.learned.times_seen(Fault.HOST) == 1
     life.driver.run()
     assert life.guard.learned.times_seen(Fault.HOST) == 1
-    assert 6.0 < life.guard.learned.environment(Fault.HOST).mean < 8.0  # nine less detection and recomputing
+    assert 7.5 < life.guard.learned.environment(Fault.HOST).mean < 9.0  # told: nine less detection and recomputing
     assert read_outcomes(tmp_path / "dir")[0].took_s == 9.0
 
 

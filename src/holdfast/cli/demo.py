@@ -38,6 +38,8 @@ from holdfast.metrics import EpochFacts, Status, read_status
 
 MASTER, RATE = "local[2]", 20_000
 _MARK = "made-by-holdfast-demo"
+_WIDE = 96
+"""From this width on there is room for who was struck in the table at the end."""
 
 
 def demo(
@@ -217,29 +219,23 @@ def _records_per_s(directory: Path, verdict: Verdict) -> float:
 
 def print_faults(hits: Sequence[Hit], verdict: Verdict, out: Console) -> None:
     """The faults, estimates beside outcomes, and what was lost or doubled."""
-    columns = [
-        "fault",
-        "victim",
-        "estimate s",
-        f"{CONFIDENCE:.1%} bound s",
-        "back after s",
-        "deadline s",
-        "held",
-    ]
+    columns = ["fault", "victim", "estimate", f"{CONFIDENCE:.1%} bound", "back after", "deadline", "held"]
     rows = [
         [
             hit.fault.label,
             hit.victim,
-            f"{hit.estimate_s:.1f}",
-            f"{hit.bound_s:.1f}",
-            Text("" if hit.took_s is None else f"{hit.took_s:.1f}", style="bold"),
-            f"{hit.deadline_s:g}",
+            f"{hit.estimate_s:.1f} s",
+            f"{hit.bound_s:.1f} s",
+            Text("" if hit.took_s is None else f"{hit.took_s:.1f} s", style="bold"),
+            f"{hit.deadline_s:g} s",
             Text("✓ held", style="bold green") if hit.held else Text("✗ missed", style="bold red"),
         ]
         for hit in hits
     ]
+    if out.width < _WIDE:
+        columns, rows = _without_second(columns), [_without_second(row) for row in rows]
     out.print()
-    out.print(table(columns, rows, right=columns[2:6]))
+    out.print(table(columns, rows, right=columns[-5:-1]))
     found = f"{verdict.lost} lost, {verdict.doubled} doubled, {verdict.different_states} states different"
     out.print()
     out.print(
@@ -250,6 +246,10 @@ def print_faults(hits: Sequence[Hit], verdict: Verdict, out: Console) -> None:
         ),
         soft_wrap=True,
     )
+
+
+def _without_second(row: list[Any]) -> list[Any]:
+    return [row[0], *row[2:]]
 
 
 def _next_steps(facts: dict[str, Any], plan: Plan) -> list[str]:

@@ -20,7 +20,7 @@ from holdfast.cli.watching import Seen
 
 _SIDE_WIDTH = 44
 _FIGURES_HEIGHT = 12
-_EVENTS_HEIGHT = 11
+_EVENTS_HEIGHT, _EVENTS_LEAST = 11, 8
 _RECOVERY_HEIGHT = 4
 _LEAST_HEIGHT = 4
 """Of a panel: fewer rows tell nothing."""
@@ -69,7 +69,7 @@ def _side(seen: Seen, country: Country, story: Story | None, rows: int, width: i
         shown: list[RenderableType] = [narrow_view(seen, width)]
         left = rows - _FIGURES_HEIGHT
         return [*shown, _changes(country, left, width)] if left >= _LEAST_HEIGHT else shown
-    if rows < _FIGURES_HEIGHT + _LEAST_HEIGHT:
+    if rows < _FIGURES_HEIGHT + _EVENTS_LEAST:
         return [_one_line(seen), events_panel(story, seen, rows - 1, width)]
     if seen.status is None:
         return [events_panel(story, seen, rows, width)]

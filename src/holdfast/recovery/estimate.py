@@ -163,25 +163,18 @@ RELOAD = Prior([0.2, 1 / 250e6], [1.0, 1.0], noise=0.25, df=6, keep=0.95)
 """Loading from the host's disk: (1, bytes)."""
 UPLOAD = Prior([0.5, 1 / 100e6], [1.0, 1.0], noise=0.3, df=6, keep=0.95)
 """A backup: (1, new bytes)."""
-ENVIRONMENT = {
-    Fault.WORKER_KILL: 1.0,
-    Fault.WORKER_FREEZE: 1.5,
-    Fault.EXECUTOR_KILL: 5.0,
-    Fault.EXECUTOR_FREEZE: 6.0,
-    Fault.HOST: 6.0,
-    Fault.DRIVER_KILL: 12.0,
-    Fault.DRIVER_FREEZE: 12.0,
-    Fault.APPLICATION: 14.0,
+START = Prior([11.0], [0.3], noise=0.12, df=6, keep=0.9)
+"""A driver's start, from its first step until it stands: (1)."""
+FAMILIES: dict[str, dict[Fault, float]] = {
+    "worker": {Fault.WORKER_KILL: 1.0, Fault.WORKER_FREEZE: 0.5},
+    "executor": {Fault.EXECUTOR_KILL: 5.0, Fault.EXECUTOR_FREEZE: 1.0},
+    "host": {Fault.HOST: 9.0},
+    "driver": {Fault.DRIVER_KILL: 12.0, Fault.DRIVER_FREEZE: 0.5, Fault.APPLICATION: 1.0},
 }
-"""Seconds until what died stands again, before any was measured here."""
-_ALIKE = {
-    Fault.WORKER_FREEZE: Fault.WORKER_KILL,
-    Fault.EXECUTOR_FREEZE: Fault.EXECUTOR_KILL,
-    Fault.HOST: Fault.EXECUTOR_KILL,
-    Fault.DRIVER_FREEZE: Fault.DRIVER_KILL,
-    Fault.APPLICATION: Fault.DRIVER_KILL,
-}
-"""A fault that has not been seen yet is taken to be like this one, if that one has."""
+"""Faults after which the same things start again: what the first of each takes, and what the others take on top.
+
+Seconds until what died stands again, before any was measured here. One that was seen teaches of all its family.
+"""
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -190,6 +183,8 @@ class Memory(msgspec.Struct, frozen=True):
     seen: dict[str, Seen] = {}
     outcomes: list[str] = []
     """The recoveries that were learned from."""
+    counts: dict[str, int] = {}
+    """How many there were of each fault."""
     notice: Notice | None = None
     situation: Situation | None = None
     """How faults are noticed, and where the pipeline stood when this was kept."""
@@ -209,11 +204,17 @@ class Learned:
         self.fetch = Linear(FETCH, seen.get("fetch"))
         self.reload = Linear(RELOAD, seen.get("reload"))
         self.upload = Linear(UPLOAD, seen.get("upload"))
-        self._environment = {
-            fault: Linear(_environment_prior(seconds), seen.get(f"environment.{fault.label}"))
-            for fault, seconds in ENVIRONMENT.items()
-        }
+        self._start = Linear(START, seen.get("start"))
+        self._families = {name: self._family(name, seen.get(f"environment.{name}")) for name in FAMILIES}
+        self.counts = dict(memory.counts)
         self.outcomes = set(memory.outcomes)
+
+    def _family(self, name: str, seen: Seen | None) -> Linear:
+        """What faults of a family take; a driver's is thought to be like its starts."""
+        weights = list(FAMILIES[name].values())
+        if name == "driver" and self._start.seen.count:
+            weights[0] = self._start.weights[0]
+        return Linear(Prior(weights, [0.25, *[1.0] * (len(weights) - 1)], noise=0.12, df=8, keep=0.95), seen)
 
     def memory(self) -> Memory:
         """As it is kept in a file."""
@@ -223,29 +224,30 @@ class Learned:
             "fetch": self.fetch.seen,
             "reload": self.reload.seen,
             "upload": self.upload.seen,
-            **{f"environment.{f.label}": m.seen for f, m in self._environment.items()},
+            "start": self._start.seen,
+            **{f"environment.{name}": model.seen for name, model in self._families.items()},
         }
-        return Memory(seen, sorted(self.outcomes)[-1000:])
+        return Memory(seen, sorted(self.outcomes)[-1000:], dict(self.counts))
 
     def environment(self, fault: Fault) -> Guess:
         """How long what died takes to stand again."""
-        model = self._environment[fault]
-        like = self._environment.get(_ALIKE.get(fault, fault), model)
-        if not model.seen.count and like.seen.count:
-            rather = like.predict([1.0])
-            known = ENVIRONMENT[fault] / ENVIRONMENT[_ALIKE[fault]]
-            # Like it, and as unsure as before anything was seen of this one.
-            mean = rather.mean * known
-            return Guess(mean, (0.2 * mean) ** 2, 8.0)
-        return model.predict([1.0])
+        name, features = _place(fault)
+        return self._families[name].predict(features)
 
     def times_seen(self, fault: Fault) -> int:
         """How many recoveries from a fault were learned from."""
-        return self._environment[fault].seen.count
+        return self.counts.get(fault.label, 0)
 
     def recovered(self, fault: Fault, environment_s: float) -> None:
         """Learn how long what died took to stand again."""
-        self._environment[fault].learn([1.0], max(0.01, environment_s))
+        name, features = _place(fault)
+        self._families[name].learn(features, max(0.01, environment_s))
+        self.counts[fault.label] = self.times_seen(fault) + 1
+
+    def started(self, seconds: float) -> None:
+        """Learn how long a driver takes to start. That is no recovery yet: it tells about how long one takes, not how surely."""
+        self._start.learn([1.0], seconds)
+        self._families["driver"] = self._family("driver", self._families["driver"].seen)
 
     def replay_features(self, history: History) -> list[float]:
         """What a replay's time is linear in: what its jobs and records would take as epochs, and its epochs."""
@@ -253,8 +255,12 @@ class Learned:
         return [history.jobs * fixed + history.records * each, float(history.epochs)]
 
 
-def _environment_prior(seconds: float) -> Prior:
-    return Prior([seconds], [0.3], noise=0.12, df=8, keep=0.93)
+def _place(fault: Fault) -> tuple[str, list[float]]:
+    """A fault's family, and what tells it from the others there."""
+    for name, members in FAMILIES.items():
+        if fault in members:
+            return name, [1.0 if n == 0 or one is fault else 0.0 for n, one in enumerate(members)]
+    raise KeyError(fault)
 
 
 def replaying(learned: Learned, history: History) -> Guess:

@@ -40,7 +40,6 @@ from holdfast.recovery.estimate import (
     Memory,
     Notice,
     Outcome,
-    Parts,
     Situation,
     attribute,
     covered,
@@ -106,6 +105,8 @@ class Guard:
         self._situation = Situation()
         self._stored: dict[tuple[str, int], tuple[int, int]] = {}
         self._fullest_bytes = 0
+        self._faulty_ms = 0
+        """When the last recovery ended."""
         self._committed_s = 0.0
         self._uploading: int | None = None
         self._ended: collections.deque[Checkpoint | FailedCheckpoint] = collections.deque()
@@ -137,7 +138,7 @@ class Guard:
     def started(self, seconds: float) -> None:
         """A start took so long from its first step: a new driver would take that after a fault, and its imports."""
         if self._episode is None:
-            self.learned.recovered(Fault.DRIVER_KILL, seconds + _IMPORTS_S)
+            self.learned.started(seconds + _IMPORTS_S)
 
     def epoch_done(
         self, commit: Commit, took_s: float, *, clean: bool, reloads: int, took: Took, run_s: float
@@ -269,6 +270,8 @@ class Guard:
         there = self._situation
         if self.decision.pause:
             there = msgspec.structs.replace(there, planned=0)
+        elif self.decision.limit is not None:
+            there = msgspec.structs.replace(there, planned=min(there.planned, self.limit))
         self.estimates = [estimate(f, there, self.learned, self._notice) for f in self.faults]
         return self.estimates
 
@@ -373,7 +376,10 @@ class Guard:
     def _backed_up(self, made: Checkpoint) -> None:
         took_s = (made.completed_ms - made.started_ms) / 1e3
         uploaded = sum(new for epoch, _, new in self._epochs if epoch <= made.epoch)
-        self.learned.upload.learn([1.0, float(uploaded)], took_s)
+        if (
+            self._faulty_ms < made.started_ms and self._episode is None
+        ):  # one that a fault held up is not usual
+            self.learned.upload.learn([1.0, float(uploaded)], took_s)
         while self._epochs and self._epochs[0][0] <= made.epoch:
             _, records, new = self._epochs.popleft()
             self._history = History(self._history.epochs - 1, self._history.records - records)
@@ -401,11 +407,15 @@ class Guard:
     def _recovered(self, commit: Commit, now_s: float, took: Took, run_s: float) -> None:
         episode, self._episode = self._episode, None
         assert episode is not None
+        self._faulty_ms = int(now_s * 1000)
         fault = Fault.HOST if took.rebuilt and episode.fault not in _OF_DRIVER else episode.fault
         took_s = max(0.0, now_s - episode.began_s)
         before = episode.estimated if episode.estimated is not None else self._estimate(fault)
         loading_s = took.checked_s + took.fetched_s
-        measured = attribute(took_s, fault, self._notice, loading_s, took.replayed_s + run_s)
+        # A job that Spark repaired by itself has the whole outage in it: no more than usual is computing.
+        usual = self.learned.epoch.predict([1.0, float(commit.records_in)]).mean
+        recomputing_s = took.replayed_s + min(run_s, usual)
+        measured = attribute(took_s, fault, self._notice, loading_s, recomputing_s)
         outcome = Outcome(
             fault=fault.label,
             epoch=commit.epoch,
@@ -561,14 +571,15 @@ def read_outcome(path: Path) -> Outcome | None:
 
 def read_outcomes(directory: Path) -> list[Outcome]:
     """Every recovery of a pipeline, what a drill measured in front of what the run saw itself."""
-    folder = directory / OUTCOMES
+    folder, memory = directory / OUTCOMES, read_memory(directory)
+    notice = None if memory is None else memory.notice
     found: dict[str, Outcome] = {}
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
         outcome, key = read_outcome(path), path.name.split(".")[0]
         if outcome is None or outcome.by == "drill":
             continue
         told = read_outcome(folder / f"{key}.drill.json")
-        found[key] = outcome if told is None else _joined(told, outcome)
+        found[key] = outcome if told is None else _joined(told, outcome, notice)
     for path in folder.glob("*.drill.json"):
         told = read_outcome(path)
         if told is not None:
@@ -576,8 +587,10 @@ def read_outcomes(directory: Path) -> list[Outcome]:
     return [found[key] for key in sorted(found)]
 
 
-def _joined(told: Outcome, own: Outcome) -> Outcome:
+def _joined(told: Outcome, own: Outcome, notice: Notice | None) -> Outcome:
     """A drill's time, in the parts that the run saw."""
-    seen = own.measured
-    rest = max(0.0, told.took_s - seen.detection - seen.loading - seen.recomputing)
-    return msgspec.structs.replace(told, measured=Parts(seen.detection, rest, seen.loading, seen.recomputing))
+    fault = Fault.named(told.fault)
+    if fault is None or notice is None:
+        return told
+    measured = attribute(told.took_s, fault, notice, own.measured.loading, own.measured.recomputing)
+    return msgspec.structs.replace(told, measured=measured)
