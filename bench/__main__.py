@@ -2,9 +2,14 @@
 
 import sys
 
-from bench import durability, paper, throughput
+from bench import deadline, durability, paper, throughput
 
-BENCHMARKS = {"throughput": throughput.run, "durability": durability.run, "paper": paper.run}
+BENCHMARKS = {
+    "throughput": throughput.run,
+    "durability": durability.run,
+    "deadline": deadline.run,
+    "paper": paper.run,
+}
 
 
 def main() -> None:

@@ -119,7 +119,7 @@ def filled(page: str, text: str) -> str:
     """A page with a text between its marks."""
     if page.count(BEGIN) != 1 or page.count(END) != 1:
         raise ValueError(f"the page must have {BEGIN} and {END} once each")
-    before, after = page.split(BEGIN)[0], page.split(END)[1]
+    before, after = page.split(BEGIN, maxsplit=1)[0], page.split(END)[1]
     return f"{before}{BEGIN}\n{text.strip()}\n{END}{after}"
 
 

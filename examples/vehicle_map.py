@@ -5,7 +5,7 @@ now and then what they saw: a sign, a pothole, a closure, or that one which the 
 The pipeline keeps one state for each map tile of 5 km (reports, smoothed speed, the road features in it) and
 flags a change once several vehicles agree. A second branch keeps figures for each vehicle.
 
-    holdfast demo                                   # thirty seconds of it, drawn in the terminal
+    holdfast demo                                   # on a small cluster; an executor and the driver are killed
     holdfast run examples/vehicle_map.py            # until Ctrl-C; started again it goes on where it stopped
     holdfast plan examples/vehicle_map.py --svg map.svg
     holdfast state .holdfast/vehicle-map --operator tiles --key 32,30

@@ -235,7 +235,9 @@ def print_faults(hits: Sequence[Hit], verdict: Verdict, out: Console) -> None:
     if out.width < _WIDE:
         columns, rows = _without_second(columns), [_without_second(row) for row in rows]
     out.print()
-    out.print(table(columns, rows, right=columns[-5:-1]))
+    shown = table(columns, rows, right=columns[-5:-1])
+    shown.columns[0].no_wrap = True
+    out.print(shown)
     found = f"{verdict.lost} lost, {verdict.doubled} doubled, {verdict.different_states} states different"
     out.print()
     out.print(

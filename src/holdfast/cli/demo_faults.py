@@ -197,7 +197,10 @@ class _Signals:
         self.heed()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is SystemExit:
+            # Who presses Ctrl-C again is not to disturb the rest of the way out.
+            return
         for number, before in self._before.items():
             signal.signal(number, before)
 

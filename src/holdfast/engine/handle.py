@@ -350,6 +350,9 @@ class Handle:
 
     def _say(self, message: str) -> None:
         self._status.message = message
+        if self._status.generation:  # before that, the directory may be another's
+            self._status.updated_ms = int(time.time() * 1000)
+            write_status(self.directory, self._status)
         self._listener(self.status(), None)
 
 

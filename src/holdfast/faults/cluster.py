@@ -31,7 +31,7 @@ class Cluster:
     """
 
     def __init__(self, folder: Path, *, workers: int = 2, cores: int = 1, memory: str = "1g") -> None:
-        self.folder = folder
+        self.folder = folder.absolute()
         self.url = ""
         self._cores, self._memory, self._count = cores, memory, workers
         self._processes: dict[str, subprocess.Popen[bytes]] = {}

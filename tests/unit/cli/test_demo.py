@@ -292,7 +292,7 @@ def test_the_summary_has_the_estimate_beside_the_outcome(width: int) -> None:
     print_faults(hits, Verdict(lost=0, doubled=2), console)
     text = console.export_text()
     executor, driver = (row.split() for row in text.split("\n") if "-kill" in row)
-    assert executor[-10:] == "6.8 s 11.9 s 6.1 s 60 s ✓ held".split()
-    assert driver[-10:] == "17.2 s 25.0 s 61.0 s 60 s ✗ missed".split()
+    assert executor[-10:] == ["6.8", "s", "11.9", "s", "6.1", "s", "60", "s", "✓", "held"]
+    assert driver[-10:] == ["17.2", "s", "25.0", "s", "61.0", "s", "60", "s", "✗", "missed"]
     assert ("127.0.0.2" in text) == (width > 100) and "99.9%" in text
     assert "0 lost, 2 doubled, 0 states different" in text

@@ -1,0 +1,379 @@
+"""`python -m bench deadline`: what the deadline costs, how near its backups come to the fewest, and what it holds.
+
+    throughput   records a second at 1,000,000 keys with backups as the deadline asks, beside none, in pairs
+    cost         what estimating and deciding take of the time in epochs of 500,000 records
+    clairvoyant  backups of a recorded run of 1,000 epochs, beside the fewest for one who knows what comes
+    history      recovery after a lost host against the length of history, with the deadline and without
+
+Runs are in processes of their own and bounded in time; what was measured is in `.bench/deadline.json` as it comes. The
+deadline of the first and the third is chosen from a recorded run, so that backups come as often as they are
+wanted; the run that counts begins with what that one has learned. The JSON is one object with a list `cases`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench.durability import ROOT, Case, say
+from bench.machine import Kept, ended_by_signals, machine
+from bench.paper_app import sized
+from bench.recoveries import Budget, Point, Setup, curve, first_line, living
+from holdfast.checkpoint.policy import Deadline
+from holdfast.config import parse_duration_s, resolve
+from holdfast.engine.session import notice_of, timeouts
+from holdfast.errors import HoldfastError
+from holdfast.faults.drill import recorded
+from holdfast.recovery.estimate import Learned, Notice
+from holdfast.recovery.guard import MEMORY, read_memory
+from holdfast.recovery.simulate import Run, clairvoyant, simulate
+from holdfast.supervise.processes import kill_everything
+
+FILE = ROOT / ".bench" / "deadline.json"
+APART_S, WITHIN_S = 15.0, (10.0, 20.0)
+"""Between the backups of the throughput case: what is aimed at, and what is asked."""
+LEAST_BACKUPS, WANTED_BACKUPS = 20, 25
+"""Of the recorded run; it is aimed a little higher than asked."""
+SEARCHED_S = (4.0, 600.0)
+ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is run."""
+
+    rounds: int = 3
+    keys: int = 1_000_000
+    records: int = 500_000
+    epochs: int = 140
+    """Of a run of the throughput case."""
+    cost_epochs: int = 60
+    traced_epochs: int = 1_000
+    traced_records: int = 100_000
+    lengths: tuple[int, ...] = (100, 500, 1_000, 2_000)
+    reports: int = 4_000
+    """Of an epoch of the history case."""
+    deadline_s: float = 70.0
+    """Of the history case."""
+    side_s: float = 1_800.0
+    """A process of ours that takes longer is killed."""
+    phase_s: float = 3_600.0
+
+
+FULL = Size()
+QUICK = Size(
+    rounds=1,
+    keys=100_000,
+    records=100_000,
+    epochs=60,
+    cost_epochs=15,
+    traced_epochs=200,
+    traced_records=50_000,
+    lengths=(20, 60),
+    side_s=300.0,
+    phase_s=240.0,
+)
+
+
+class SideFailed(Exception):
+    """A process of ours ended badly or took too long."""
+
+
+def side(folder: Path, timeout_s: float, memory: Path | None, settings: dict[str, Any], **sizes: int) -> Any:
+    """One run of ours in a process of its own; nothing of it is left."""
+    folder.mkdir()
+    command = [sys.executable, "-m", "bench.deadline_sides", "--folder", str(folder)]
+    command += [x for name, value in sizes.items() for x in (f"--{name}", str(value))]
+    command += ["--settings", json.dumps(settings), *(["--memory", str(memory)] if memory else [])]
+    say(f"{' '.join(f'{k}={v}' for k, v in {**settings, **sizes}.items())}")
+    with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as log:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=log, start_new_session=True)
+    try:
+        code = process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        raise SideFailed(f"it did not end within {timeout_s:.0f} s") from None
+    finally:
+        kill_everything(process)
+    if code:
+        raise SideFailed(f"it ended with {code}:\n{(folder / 'stderr').read_text()[-3000:]}")
+    found = json.loads((folder / "stdout").read_text().splitlines()[-1])
+    say(f"  {found}")
+    return found
+
+
+# A deadline from a recorded run
+
+
+def notice_for(deadline_s: float) -> Notice:
+    """By what faults are noticed in local mode, with time-outs that follow from a deadline."""
+    settings = resolve({"deadline": deadline_s}, environment={}).settings
+    return notice_of(
+        timeouts(settings), local=True, supervised_s=None, wait_for_home_s=settings.wait_for_home_s
+    )
+
+
+def as_recorded(directory: Path, deadline_s: float) -> Run:
+    """A run as it was, judged by what it had learned in the end."""
+    epochs, backups = recorded(directory)
+    memory = read_memory(directory)
+    if memory is None or not epochs:
+        raise SideFailed("the run has left no trace")
+    return Run(
+        epochs,
+        backups,
+        Learned(memory),
+        notice_for(deadline_s),
+        confidence=memory.confidence,
+        max_records=max(e.records for e in epochs),
+    )
+
+
+def deadline_for(run_at: Callable[[float], Run], most_backups: float) -> float:
+    """About the shortest deadline that can be held with so many backups over a recorded run at the most.
+
+    Args:
+        run_at: the run, judged with the time-outs of a deadline.
+    """
+    low, high = SEARCHED_S
+
+    def few(deadline_s: float) -> bool:
+        run = run_at(deadline_s)
+        if max(run.floors().values()) > deadline_s:
+            return False
+        return len(simulate(run, Deadline(), deadline_s).backups) <= most_backups
+
+    if not few(high):
+        raise SideFailed(f"no deadline up to {high:.0f} s is held with {most_backups:.1f} backups")
+    while high - low > 0.02 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if few(middle) else (middle, high)
+    return round(high, 2)
+
+
+def calibrated(folder: Path, size: Size, every: str, **sizes: int) -> Path:
+    """A run with backups at a fixed interval, which teaches what epochs and backups take: its directory."""
+    say("a run to learn from")
+    side(folder, size.side_s, None, {"checkpoint": every}, **sizes)
+    return folder / "dir"
+
+
+# The cases
+
+
+def throughput(size: Size, home: Path) -> list[Case]:
+    """With backups as the deadline asks beside none, in pairs that change who is first."""
+    sizes = {"keys": size.keys, "records": size.records, "epochs": size.epochs}
+    learned, deadline_s, tried = settled(size, home, **sizes)
+    ratios, runs = [], []
+    for number in range(size.rounds):
+        found: dict[str, Any] = {}
+        for policy in ("deadline", "never") if number % 2 else ("never", "deadline"):
+            folder = home / f"{policy}{number}"
+            settings = {"checkpoint": policy, "deadline": f"{deadline_s}s"}
+            found[policy] = side(folder, size.side_s, learned / MEMORY, settings, **sizes)
+            shutil.rmtree(folder)
+        ratios.append(found["deadline"]["records_per_s"] / found["never"]["records_per_s"])
+        runs.append(found)
+    apart = [gap for found in runs for gap in found["deadline"]["backups_apart_s"]]
+    value = statistics.median(ratios)
+    detail = {
+        "deadline_s": deadline_s,
+        "backups_apart_s": statistics.median(apart) if apart else None,
+        "tried": tried,
+        "runs": runs,
+    }
+    return [Case("throughput", value, "x without backups", "0.97", value >= 0.97, sorted(ratios), detail)]
+
+
+def settled(size: Size, home: Path, **sizes: int) -> tuple[Path, float, list[dict[str, Any]]]:
+    """A deadline with which backups come as far apart as wanted, and the directory of a run that has learned that.
+
+    What backups take is learned from backups, so each run with a deadline tells better how often they come.
+    """
+    learned = calibrated(home / "learned", size, f"{APART_S:g}s", **sizes)
+    tried: list[dict[str, Any]] = []
+    for attempt in range(ATTEMPTS):
+        most = max(1.0, as_recorded(learned, size.deadline_s).run_s / APART_S)
+        deadline_s = deadline_for(functools.partial(as_recorded, learned), most)
+        folder = home / f"tried{attempt}"
+        settings = {"checkpoint": "deadline", "deadline": f"{deadline_s}s"}
+        found = side(folder, size.side_s, learned / MEMORY, settings, **sizes)
+        learned, apart = folder / "dir", found["backups_apart_s"]
+        tried.append({"deadline_s": deadline_s, "backups": found["backups"], "backups_apart_s": apart})
+        say(f"  a deadline of {deadline_s:g} s: backups {apart} s apart")
+        if apart and WITHIN_S[0] <= statistics.median(apart) <= WITHIN_S[1]:
+            break
+    return learned, deadline_s, tried
+
+
+def cost(size: Size, home: Path) -> list[Case]:
+    """What the guard's own clock says, over the time in epochs; the status's forecasts stand beside it."""
+    shares, runs = [], []
+    for number in range(size.rounds):
+        folder = home / str(number)
+        sizes = {"keys": size.keys, "records": size.records, "epochs": size.cost_epochs}
+        found = side(folder, size.side_s, None, {"checkpoint": "deadline"}, **sizes)
+        shares.append(found["guard_s"] / found["epochs_s"])
+        runs.append(found)
+        shutil.rmtree(folder)
+    value = statistics.median(shares)
+    with_status = [(r["guard_s"] + r["forecasts_s"]) / r["epochs_s"] for r in runs]
+    detail = {"with_the_status": sorted(with_status), "runs": runs}
+    return [Case("cost", value, "of the time in epochs", "0.001", value <= 0.001, sorted(shares), detail)]
+
+
+def fewest(size: Size, home: Path) -> list[Case]:
+    """Backups made over the fewest, in a recorded run with enough of them."""
+    sizes = {"keys": size.traced_records, "records": size.traced_records}
+    some = max(100, size.traced_epochs // 4)
+    learned = calibrated(home / "learned", size, "10s", epochs=some, **sizes)
+    wanted = WANTED_BACKUPS * some / FULL.traced_epochs
+    tried: list[dict[str, Any]] = []
+    least = LEAST_BACKUPS * size.traced_epochs / FULL.traced_epochs
+    for attempt in range(ATTEMPTS):
+        deadline_s = deadline_for(functools.partial(as_recorded, learned), wanted)
+        folder = home / f"run{attempt}"
+        settings = {"checkpoint": "deadline", "deadline": f"{deadline_s}s"}
+        found = side(folder, size.side_s, learned / MEMORY, settings, epochs=size.traced_epochs - 1, **sizes)
+        run = as_recorded(folder / "dir", deadline_s)
+        walked = simulate(run, Deadline(), deadline_s)
+        tried.append(
+            {
+                "deadline_s": deadline_s,
+                "fewest": clairvoyant(run, deadline_s),
+                "simulated": len(walked.backups),
+                **found,
+            }
+        )
+        say(f"  {found['backups']} backups, the fewest are {tried[-1]['fewest']}")
+        if least <= found["backups"] <= 2 * least:
+            break
+        # Now it is known better what backups do to this run.
+        learned, wanted = folder / "dir", WANTED_BACKUPS * size.traced_epochs / FULL.traced_epochs
+    last = tried[-1]
+    if not last["fewest"]:
+        raise SideFailed(
+            f"nobody holds {last['deadline_s']:g} s over this run, by what was learned in the end"
+        )
+    value = last["backups"] / last["fewest"]
+    met = value <= 1.2 and last["backups"] >= least
+    return [Case("clairvoyant", value, "x the fewest backups", "1.2", met, detail={"tried": tried})]
+
+
+def history(size: Size, home: Path) -> list[Case]:
+    """A host lost at each length: with the deadline never over it; without, growing."""
+    work = sized(8 << 20, reports=size.reports)
+    cases = []
+    for policy in ("manual", "deadline"):
+        points: list[Point] = []
+        setup = Setup(work, policy, size.deadline_s, interval="50ms")
+        say(f"history, {policy}: up to {max(size.lengths)} epochs")
+        with living(setup, home / policy, 240.0) as there:
+            note = curve(there, size.lengths, Budget(size.phase_s), points.append)
+            facts = there.facts()
+        cases.append(history_case(policy, points, size, {"note": note, "run": facts}))
+    return cases
+
+
+def history_case(policy: str, points: Sequence[Point], size: Size, more: dict[str, Any]) -> Case:
+    """One curve in a figure: the longest recovery with the deadline, the growth without."""
+    took = [p["recovery_s"] for p in points]
+    whole = len(took) == len(size.lengths)
+    detail = {"deadline_s": size.deadline_s, "points": list(points), **more}
+    if policy == "deadline":
+        longest = max(took, default=0.0)
+        met = whole and longest <= size.deadline_s
+        return Case(
+            "history-with", longest, "s at the most", f"{size.deadline_s:g}", met, sorted(took), detail
+        )
+    growth = took[-1] / took[0] if took else 0.0
+    return Case("history-without", growth, "x from first to last", ">1", whole and growth > 1, took, detail)
+
+
+CASES: dict[str, Callable[[Size, Path], list[Case]]] = {
+    "throughput": throughput,
+    "cost": cost,
+    "clairvoyant": fewest,
+    "history": history,
+}
+
+
+def size_of(chosen: argparse.Namespace) -> Size:
+    """As much as arguments ask for."""
+    size = QUICK if chosen.quick else FULL
+    if chosen.rounds is not None:
+        size = replace(size, rounds=chosen.rounds)
+    if chosen.lengths is not None:
+        size = replace(size, lengths=tuple(sorted(int(n) for n in chosen.lengths.split(","))))
+    if chosen.deadline is not None:
+        size = replace(size, deadline_s=parse_duration_s(chosen.deadline))
+    return size
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m bench deadline",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--quick", action="store_true", help="so little that it only shows that it runs")
+    made.add_argument("--rounds", type=int, help="pairs of throughput, runs of cost")
+    made.add_argument("--cases", default=",".join(CASES), help=f"of {', '.join(CASES)}")
+    made.add_argument("--lengths", help="epochs of history with commas between: 100,500,1000,2000")
+    made.add_argument("--deadline", help="of the history case; 70s unless told")
+    made.add_argument("--json", action="store_true", help="print one JSON object")
+    return made
+
+
+def run(argv: list[str]) -> None:
+    chosen = parser().parse_args(argv)
+    names = [name.strip() for name in chosen.cases.split(",") if name.strip()]
+    if unknown := set(names) - set(CASES):
+        raise SystemExit(f"there is no case {unknown.pop()!r}; the cases are: {', '.join(CASES)}")
+    results: dict[str, Any] = {"machine": machine(), "cases": [], "failed": []}
+    kept = Kept(FILE, results)
+    made: list[Case] = []
+    with ended_by_signals():
+        for name in names:
+            made += _tried(name, size_of(chosen), results)
+            results["cases"] = [asdict(case) for case in made]
+            kept.write()
+    if chosen.json:
+        print(json.dumps(results))
+        return
+    for line in lines(made):
+        print(line)
+    for failed in results["failed"]:
+        print(f"{failed['case']:18} failed: {failed['why']}")
+
+
+def _tried(name: str, size: Size, results: dict[str, Any]) -> list[Case]:
+    """A case's figures; one that fails is told of, and the rest goes on."""
+    say(f"case {name}")
+    with tempfile.TemporaryDirectory(prefix="holdfast-deadline-", ignore_cleanup_errors=True) as home:
+        try:
+            return CASES[name](size, Path(home))
+        except (HoldfastError, SideFailed, OSError, subprocess.SubprocessError) as error:
+            say(f"{name} failed: {str(error)[-3000:]}")
+            results["failed"].append({"case": name, "why": first_line(error).replace(home, "…")})
+            return []
+
+
+def lines(cases: Sequence[Case]) -> list[str]:
+    """A line a figure, beside what was asked."""
+    found = []
+    for c in cases:
+        spread = f"  ({min(c.spread):.4g} to {max(c.spread):.4g})" if c.spread else ""
+        met = "met" if c.met else "MISSED"
+        found.append(f"{c.case:18} {c.value:10.4g} {c.unit:24} asked {c.asked:6} {met}{spread}")
+    return found

@@ -1,0 +1,105 @@
+"""Our side of `bench deadline`, in a process of its own: `python -m bench.deadline_sides --folder F …`.
+
+A Python function with state for each key, on local Spark, with backups as asked. Prints one JSON line. The
+directory stays in the folder: its trace and what was learned are what the rest is computed from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import holdfast as hf
+from bench import pipelines
+from bench.ours import PARALLELISM
+from holdfast.engine.handle import Handle, start
+from holdfast.faults.drill import recorded
+from holdfast.metrics import EpochFacts
+from holdfast.recovery.guard import MEMORY
+
+WARM_EPOCHS = 4
+"""Two fill the state, two more settle."""
+
+
+def measure(folder: Path, keys: int, records: int, epochs: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """Run to the end: records a second by the wall clock, what the guard cost, and the backups."""
+    source = pipelines.Growing(keys, fill_epoch=min(keys, 500_000), epoch=records, epochs=epochs)
+    pipeline = pipelines.keyed_python(source, hf.parquet(str(folder / "out")))
+    ended: list[tuple[float, EpochFacts]] = []
+
+    def note(status: Any, facts: EpochFacts | None) -> None:
+        if facts is not None:
+            ended.append((time.perf_counter(), facts))
+
+    chosen = {
+        "dir": str(folder / "dir"),
+        "parallelism": PARALLELISM,
+        "master": "local[2]",
+        "checkpoint_on_stop": False,
+        "drain": True,
+        "heap_limit": "16GB",
+        "max_records": max(records, min(keys, 500_000)),
+        **settings,
+    }
+    handle = start(pipeline, spark=None, settings=chosen, listener=note)
+    telling = timed_forecasts(handle)
+    while not handle.wait(0.2):
+        pass
+    assert handle._guard is not None
+    seconds = ended[-1][0] - ended[WARM_EPOCHS - 1][0]
+    epochs_s = sum(f.latency_ms for _, f in ended) / 1e3
+    recorded_epochs, backups = recorded(folder / "dir")
+    made = [b for b in backups if not b.failed]
+    return {
+        "records_per_s": round(sum(f.records_in for _, f in ended[WARM_EPOCHS:]) / seconds),
+        "seconds": round(seconds, 2),
+        "epochs": len(ended),
+        "epochs_s": round(epochs_s, 3),
+        "guard_s": round(handle._guard.cost_s, 5),
+        "forecasts_s": round(telling[0], 5),
+        "paused_s": round(sum(e.paused_s for e in recorded_epochs), 3),
+        "worst_bound_s": max(e.bound_s for e in recorded_epochs),
+        "backups": len(made),
+        "failed_backups": len(backups) - len(made),
+        "backups_apart_s": [round((b.at_ms - a.at_ms) / 1e3, 1) for a, b in itertools.pairwise(made)],
+        "backup_s": [round(b.took_s, 3) for b in made],
+        "backup_mb": [round(b.new_bytes / 1e6, 1) for b in made],
+    }
+
+
+def timed_forecasts(handle: Handle) -> list[float]:
+    """What the forecasts for the status cost, beside what the guard counts itself."""
+    spent, forecast = [0.0], handle._forecast
+
+    def timed() -> None:
+        started = time.perf_counter()
+        forecast()
+        spent[0] += time.perf_counter() - started
+
+    handle._forecast = timed  # type: ignore[method-assign]
+    return spent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--keys", type=int, default=1_000_000)
+    parser.add_argument("--records", type=int, default=500_000)
+    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--memory", type=Path, help="what an earlier run has learned")
+    parser.add_argument("--settings", type=json.loads, default={})
+    chosen = parser.parse_args()
+    if chosen.memory is not None:
+        (chosen.folder / "dir").mkdir(parents=True)
+        shutil.copyfile(chosen.memory, chosen.folder / "dir" / MEMORY)
+    found = measure(chosen.folder, chosen.keys, chosen.records, chosen.epochs, chosen.settings)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
