@@ -10,7 +10,8 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,30 @@ class Kept:
         os.replace(temporary, self.file)
 
 
+def carried_over(file: Path, new: dict[str, Any], kinds: Sequence[str], again: Sequence[str]) -> None:
+    """Take over from an earlier run what is not measured again, if it was measured under the same conditions.
+
+    Otherwise the earlier results are put aside, as `….previous.json`, before anything is written in their place.
+
+    Args:
+        new: results with lists under `kinds`, empty so far, and conditions under other names.
+        again: the kinds that are measured now.
+    """
+    if not file.exists():
+        return
+    old = json.loads(file.read_text())
+    lists = (*kinds, "skipped", "failed")
+    # What was written has passed through JSON: there are no tuples in it.
+    conditions = json.loads(json.dumps({k: v for k, v in new.items() if k not in lists}))
+    if any(old.get(k) != v for k, v in conditions.items()):
+        os.replace(file, file.with_suffix(".previous.json"))
+        return
+    for kind in kinds:
+        new[kind] = [] if kind in again else old.get(kind, [])
+    for kind in ("skipped", "failed"):
+        new[kind] = [one for one in old.get(kind, []) if one["phase"] not in again]
+
+
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
     """SIGTERM ends us as Ctrl-C does, so that what was started is ended too."""
@@ -106,5 +131,8 @@ def ended_by_signals() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, end)
     try:
         yield
+    except KeyboardInterrupt:
+        print("stopped; what was measured so far is kept below .bench", file=sys.stderr)
+        raise SystemExit(130) from None
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -7,8 +7,8 @@ A map of a country in tiles is redrawn on a cluster of processes (two hosts), wi
     peer      the driver killed, restart to the next commit, beside Structured Streaming on the same reports
 
 Without arguments it is a small form that ends in about ten minutes; `--full` is the paper's. Each phase is bounded
-in time, and what was measured is in `.bench/paper.json` as it comes. The JSON is one object with `history`,
-`trials`, `peer`, `skipped`, `failed` and the machine.
+in time, and what was measured is in `.bench/paper.json` as it comes; phases that are not run again stay there. The JSON
+is one object with `history`, `trials`, `peer`, `skipped`, `failed` and the machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 
 from bench import paper_figures
 from bench.durability import ROOT, kill, newest, say, spawn
-from bench.machine import Kept, backend_for, carries, ended_by_signals, here, machine
+from bench.machine import Kept, backend_for, carried_over, carries, ended_by_signals, here, machine
 from bench.paper_app import Work, reports, sized
 from bench.peers.environments import PeerError, make_environment
 from bench.recoveries import Budget, Setup, curve, first_line, living, trials
@@ -145,7 +145,7 @@ class Paper:
         return sized(parse_bytes(size), reports=self.form.reports, seed=self.seed)
 
     def _series(self, kind: str, **facts: Any) -> dict[str, Any]:
-        made: dict[str, Any] = {**facts, "deadline_s": self.deadline_s, "points": []}
+        made: dict[str, Any] = {"phase": kind, **facts, "deadline_s": self.deadline_s, "points": []}
         self.results[kind].append(made)
         return made
 
@@ -180,13 +180,13 @@ class Paper:
     def _skip(self, made: dict[str, Any], what: str, why: str) -> None:
         say(f"{what} is skipped: {why}")
         made["skipped"] = why
-        self.results["skipped"].append({"what": what, "why": why})
+        self.results["skipped"].append({"phase": made["phase"], "what": what, "why": why})
         self.kept.write()
 
     def _fail(self, made: dict[str, Any], what: str, error: BaseException, home: Path | None = None) -> None:
         say(f"{what} failed: {str(error)[-3000:]}")
         made["failed"] = first_line(error) if home is None else first_line(error).replace(str(home), "…")
-        self.results["failed"].append({"what": what, "why": made["failed"]})
+        self.results["failed"].append({"phase": made["phase"], "what": what, "why": made["failed"]})
         self.kept.write()
 
     # Beside Structured Streaming
@@ -393,6 +393,7 @@ def measure(chosen: argparse.Namespace) -> dict[str, Any]:
         "skipped": [],
         "failed": [],
     }
+    carried_over(FILE, results, PHASES, phases)
     kept = Kept(FILE, results)
     paper = Paper(form, results["deadline_s"], chosen.seed, results["settings"], kept)
     began_s = time.monotonic()
@@ -400,7 +401,7 @@ def measure(chosen: argparse.Namespace) -> dict[str, Any]:
         for phase in phases:
             say(f"phase {phase}")
             getattr(paper, phase)()
-    results["seconds"] = round(time.monotonic() - began_s, 1)
+    say(f"all of it took {time.monotonic() - began_s:.0f} s")
     kept.write()
     return results
 

@@ -89,7 +89,7 @@ def sized(state_bytes: int, share: float = 0.02, reports: int = 20_000, seed: in
 
     >>> work = sized(805_306_368)
     >>> work.tiles, work.tile_bytes, abs(work.state_bytes - 805_306_368) < 40_000, work.touched
-    (24649, 32671, True, 492)
+    (24649, 32671, True, 493)
     """
     side = max(LEAST_SIDE, math.ceil(math.sqrt(state_bytes / TILE_BYTES)))
     tile_bytes = max(PATCH_BYTES, math.ceil(state_bytes / side**2))

@@ -15,7 +15,7 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 """Between these `--docs` writes; the rest of the page is a person's."""
 _COLOURS = ("#0969da", "#bc4c00", "#8250df")
 _DEADLINE, _BEFORE, _AFTER = "#cf222e", "#afb8c1", "#24292f"
-NAMES = {"manual": "without", "deadline": "with the deadline"}
+NAMES = {"manual": "without the deadline", "deadline": "with the deadline"}
 
 
 def check() -> None:
@@ -45,6 +45,7 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
+    axes.set_axisbelow(True)
     axes.grid(axis="y", color="#d0d7de", linewidth=0.6)
     return figure, axes
 
@@ -96,6 +97,7 @@ def _trials(results: dict[str, Any], file: Path) -> Path:
             label=f"{named}: {policy}",
         )
     axes.axhline(results["deadline_s"], color=_DEADLINE, linestyle="--", linewidth=1.2, label="the deadline")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("trial")
     axes.set_ylabel("recovery after a lost host, s")
     axes.legend(frameon=False, fontsize=8)

@@ -34,7 +34,7 @@ RECOVERY_TIMEOUT_S = 900.0
 """Who is not back by then does not come back; without a deadline that is a result too."""
 _SETTLED = 3
 """So many epochs pass on the full map before its first backup."""
-_LOOK_EVERY_S = 0.1
+_LOOK_EVERY_S, _LOOKS = 0.1, 30
 
 Point = dict[str, Any]
 Tell = Callable[[Point], None]
@@ -103,12 +103,12 @@ class Map:
         return plan is not None and int(plan.positions["reports"]) > self.setup.work.tiles
 
     def _until(self, happened: Callable[[], bool], timeout_s: float, otherwise: str) -> None:
+        """Look after every epoch: who waits for the next one is told if the application has ended."""
         until = time.monotonic() + timeout_s
         while not happened():
-            self.experiment.await_commit(0, 1.0)  # raises if the application has ended
             if time.monotonic() >= until:
                 raise StuckError(f"{otherwise} within {timeout_s:.0f} s.", detail=self.experiment.tails())
-            time.sleep(_LOOK_EVERY_S)
+            self.experiment.await_commit(self.experiment.last_epoch() + 1, until - time.monotonic())
 
     def _backed_up(self) -> int:
         """The epoch of the newest backup; 0: there is none."""
@@ -137,9 +137,13 @@ class Map:
         }
 
     def _parts(self, epoch: int) -> dict[str, float]:
-        """How the recovery was spent, as the run itself saw it."""
-        seen = {o.epoch: o.measured for o in read_outcomes(self.experiment.directory)}.get(epoch)
-        return {} if seen is None else {k: round(v, 3) for k, v in msgspec.structs.asdict(seen).items()}
+        """How the recovery was spent, as the run itself saw it: it writes that down a moment after the commit."""
+        for _ in range(_LOOKS):
+            for outcome in read_outcomes(self.experiment.directory):
+                if outcome.epoch == epoch and outcome.by != "drill":
+                    return {k: round(v, 3) for k, v in msgspec.structs.asdict(outcome.measured).items()}
+            time.sleep(_LOOK_EVERY_S)
+        return {}
 
     def facts(self) -> dict[str, Any]:
         """What the run came to in the end."""

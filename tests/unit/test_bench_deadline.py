@@ -11,7 +11,7 @@ import pytest
 
 import holdfast as hf
 from bench import deadline, paper, paper_figures
-from bench.machine import Kept, carries
+from bench.machine import Kept, carried_over, carries
 from bench.paper_app import MOST_TOUCHED_BYTES, Reports, Work, asked, drawn_first, redrawn, reports, sized
 from bench.recoveries import Setup
 from holdfast.config import parse_bytes, resolve
@@ -68,7 +68,7 @@ def test_the_source_offers_an_epoch_at_a_time_and_no_more_than_it_may() -> None:
     source = Reports(work)
     limit = hf.Limit(records=1_000_000, tasks=2, now_ms=0)
     offer = source.plan(None, limit)
-    assert [r.start for r in offer.ranges][0] == 0 and offer.position == work.until(0)
+    assert offer.ranges[0].start == 0 and offer.position == work.until(0)
     cut = source.plan(offer.position, hf.Limit(records=10, tasks=2, now_ms=0))
     assert sum(r.records for r in cut.ranges) == 10
 
@@ -76,7 +76,7 @@ def test_the_source_offers_an_epoch_at_a_time_and_no_more_than_it_may() -> None:
 def test_the_map_survives_the_way_through_the_environment() -> None:
     work = sized(64 << 20, reports=77, seed=5)
     assert asked(work.environment()) == work
-    assert asked({}).state_bytes == 4 << 20
+    assert asked({}) == sized(4 << 20)
 
 
 def test_a_tile_depends_on_the_order_of_its_reports() -> None:
@@ -200,7 +200,7 @@ def test_the_table_has_a_row_a_series_with_its_spread() -> None:
 def test_the_page_is_filled_between_its_marks_and_again(tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "paper.md"
     once = paper_figures.filled(page.read_text(), paper_figures.measured(RESULTS))
-    assert "| 50MB | without | 20 | 10 | 90.5 | 60.0 |" in once
+    assert "| 50MB | without the deadline | 20 | 10 | 90.5 | 60.0 |" in once
     assert "2 cores and 24 GB" in once and "10.6GB, deadline: It does not fit." in once
     assert paper_figures.filled(once, paper_figures.measured(RESULTS)) == once
     with pytest.raises(ValueError, match="once each"):
@@ -225,6 +225,22 @@ def test_results_are_kept_as_they_come(tmp_path: Path) -> None:
     kept.results["points"].append(1)
     kept.write()
     assert json.loads(kept.file.read_text()) == {"points": [1]}
+
+
+def test_phases_that_are_not_run_again_stay_and_other_conditions_put_results_aside(tmp_path: Path) -> None:
+    def fresh(seed: int) -> dict[str, Any]:
+        return {"seed": seed, "sizes": ("1GB",), "history": [], "peer": [], "skipped": [], "failed": []}
+
+    file = tmp_path / "paper.json"
+    failed = [{"phase": "peer", "why": "x"}, {"phase": "history", "why": "y"}]
+    Kept(file, {**fresh(1), "history": [1], "peer": [2], "failed": failed}).write()
+    again = fresh(1)
+    carried_over(file, again, ("history", "peer"), ["peer"])
+    assert (again["history"], again["peer"], again["failed"]) == ([1], [], failed[1:])
+    other = fresh(2)
+    carried_over(file, other, ("history", "peer"), ["peer"])
+    assert other == fresh(2) and not file.exists()
+    assert json.loads((tmp_path / "paper.previous.json").read_text())["history"] == [1]
 
 
 def test_a_curve_with_the_deadline_is_met_only_if_every_point_is_there_and_in_time() -> None:

@@ -27,8 +27,8 @@ from holdfast.faults.compare import Verdict
 from holdfast.faults.experiment import Experiment, Struck, StuckError
 from holdfast.faults.kinds import Fault
 from holdfast.metrics import Forecast, Status, read_status
-from holdfast.recovery.estimate import Outcome, Parts
-from holdfast.recovery.guard import read_outcomes, tell_outcome
+from holdfast.recovery.estimate import Outcome, Parts, split
+from holdfast.recovery.guard import OUTCOMES, read_outcome, tell_outcome
 from holdfast.recovery.trace import BackupLine, EpochLine, read_trace
 
 PAUSE = "1s..8s"
@@ -135,12 +135,13 @@ def inflict(
     tell: Callable[[Trial], None] = lambda trial: None,
 ) -> list[Trial]:
     """Do it all and be told of each; raises where there is no recovery at all."""
+    experiment.victims.shards_only = True  # what a forecast for a worker is about
     trials = []
     for number, blow in enumerate(blows, start=1):
         time.sleep(blow.pause_s)
         before = await_forecast(experiment, blow.fault)
         struck = experiment.strike(blow.fault, blow.share, timeout_s(deadline_s))
-        took_s = experiment.await_recovery(struck, timeout_s(deadline_s))
+        struck, took_s = experiment.await_felt_recovery(struck, timeout_s(deadline_s))
         outcome = outcome_of(struck, took_s, before.forecasts[blow.fault.label], deadline_s, confidence)
         tell_outcome(experiment.directory, outcome)
         outcome = msgspec.structs.replace(outcome, caught_up_s=_await_caught_up(experiment, struck, before))
@@ -200,16 +201,13 @@ def _await_caught_up(experiment: Experiment, struck: Struck, before: Status) -> 
 
 
 def seen_inside(directory: Path, outcome: Outcome) -> Outcome:
-    """The outcome with its parts, as the guard learns them: what the run saw of loading and recomputing, and the rest.
-
-    The run may have taken the fault for another, so how it was noticed is not the run's to say.
-    """
-    seen = {o.epoch: o.measured for o in read_outcomes(directory)}.get(outcome.epoch, Parts())
-    noticed_s = min(outcome.estimated.detection, outcome.took_s) if seen.total else 0.0
-    loading_s = min(seen.loading, outcome.took_s - noticed_s)
-    recomputing_s = min(seen.recomputing, outcome.took_s - noticed_s - loading_s)
-    rest_s = outcome.took_s - noticed_s - loading_s - recomputing_s
-    return msgspec.structs.replace(outcome, measured=Parts(noticed_s, rest_s, loading_s, recomputing_s))
+    """The outcome with its parts: what the run saw of loading and recomputing, and the rest."""
+    own = read_outcome(directory / OUTCOMES / f"{outcome.epoch:08d}.json")
+    if own is None:
+        return msgspec.structs.replace(outcome, measured=Parts(environment=outcome.took_s))
+    seen = own.measured
+    parts = split(outcome.took_s, outcome.estimated.detection, seen.loading, seen.recomputing)
+    return msgspec.structs.replace(outcome, measured=parts)
 
 
 def recorded(directory: Path) -> tuple[list[EpochLine], list[BackupLine]]:

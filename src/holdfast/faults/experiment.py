@@ -31,6 +31,8 @@ START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 120.0
 FIRST_COMMITS = 3
 _LOOK_EVERY_S = 0.02
+_COMMIT_S = 0.1
+"""What an epoch takes besides its run, and we to see it."""
 _TAIL_LINES = 30
 _RECENT_PLANS = 9
 
@@ -217,6 +219,28 @@ class Experiment:
         self.await_commit(struck.awaited, struck.at_s + timeout_s - time.monotonic())
         took_s = time.monotonic() - struck.at_s
         return max(0.0, took_s - self._waiting_s(struck))
+
+    def await_felt_recovery(self, struck: Struck, timeout_s: float = 120.0) -> tuple[Struck, float]:
+        """The same, until an epoch is decided that needed what died; and the fault as that epoch met it.
+
+        An epoch may be so far at the fault that it no longer needs what died, and be decided as if nothing had
+        happened. Then the outage is the next one's, and the time runs on until that one is decided.
+        """
+        took_s = self.await_recovery(struck, timeout_s)
+        if (
+            struck.fault in OF_DRIVER
+            or struck.planned <= struck.epoch
+            or took_s > self._usual_s(struck.awaited)
+        ):
+            return struck, took_s
+        later = dataclasses.replace(struck, epoch=struck.awaited, planned=struck.awaited)
+        return later, self.await_recovery(later, timeout_s)
+
+    def _usual_s(self, epoch: int) -> float:
+        """How long epochs before this one took, from plan to commit."""
+        commits = [self.journal.commit(e) for e in range(max(1, epoch - _RECENT_PLANS), epoch)]
+        times = [c.took_ms / 1000 for c in commits if c is not None]
+        return (statistics.median(times) if times else 0.0) + _COMMIT_S
 
     def _waiting_s(self, struck: Struck) -> float:
         wanted = range(max(1, struck.awaited - _RECENT_PLANS), struck.awaited + 1)

@@ -25,6 +25,7 @@ Deed = Callable[[Sequence[psutil.Process]], None]
 
 _EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 _DAEMONS = {"pyspark.daemon", "holdfast.engine.daemon"}
+_UPLOAD = "upload"
 _CHECK = "check"
 """The slot that tries the doors at a start, and does nothing afterwards."""
 
@@ -70,6 +71,8 @@ class Victims:
 
     def __init__(self, cluster: Cluster, directory: Path) -> None:
         self._cluster, self._directory = cluster, directory
+        self.shards_only = False
+        """Whether only workers that hold state are struck: one of sources or uploads is replaced at little cost."""
 
     def executors(self) -> list[Executor]:
         """The executors that live, in the order of hosts and numbers."""
@@ -118,7 +121,8 @@ class Victims:
         return _AIMS[fault](self, share)
 
     def _worker(self, share: float, do: Deed) -> Aim:
-        worker = chosen(self.workers(), share)
+        living = [w for w in self.workers() if not self.shards_only or w.slot not in ("", _UPLOAD)]
+        worker = chosen(living, share)
         return Aim(str(worker), lambda: do([worker.process]))
 
     def _executor(self, share: float, do: Deed) -> Aim:

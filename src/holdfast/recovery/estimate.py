@@ -401,7 +401,16 @@ class Outcome(msgspec.Struct, frozen=True):
 
 def attribute(took_s: float, fault: Fault, notice: Notice, loading_s: float, recomputing_s: float) -> Parts:
     """A measured recovery in its parts: what was seen of loading and recomputing, the usual detection, the rest."""
-    noticed_s = min(detection(fault, notice).mean, took_s)
+    return split(took_s, detection(fault, notice).mean, loading_s, recomputing_s)
+
+
+def split(took_s: float, noticed_s: float, loading_s: float, recomputing_s: float) -> Parts:
+    """A time in its parts, which never come to more than it: what is left over is the environment's.
+
+    >>> split(10.0, 1.0, 2.0, 3.0), split(4.0, 1.0, 1.0, 8.0)
+    (Parts(detection=1.0, environment=4.0, loading=2.0, recomputing=3.0), Parts(detection=1.0, environment=0.0, loading=1.0, recomputing=2.0))
+    """
+    noticed_s = min(noticed_s, took_s)
     loading_s = min(loading_s, took_s - noticed_s)
     recomputing_s = min(recomputing_s, took_s - noticed_s - loading_s)
     return Parts(noticed_s, took_s - noticed_s - loading_s - recomputing_s, loading_s, recomputing_s)

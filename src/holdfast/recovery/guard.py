@@ -44,6 +44,7 @@ from holdfast.recovery.estimate import (
     attribute,
     covered,
     estimate,
+    split,
 )
 from holdfast.recovery.explain import explain, infeasible
 from holdfast.recovery.replay import MAX_RECORDS, Took
@@ -412,6 +413,8 @@ class Guard:
         took_s = max(0.0, now_s - episode.began_s)
         before = episode.estimated if episode.estimated is not None else self._estimate(fault)
         loading_s = took.checked_s + took.fetched_s
+        if not loading_s:  # inside a job that Spark repaired by itself
+            loading_s = before.loading.mean
         # A job that Spark repaired by itself has the whole outage in it: no more than usual is computing.
         usual = self.learned.epoch.predict([1.0, float(commit.records_in)]).mean
         recomputing_s = took.replayed_s + min(run_s, usual)
@@ -458,7 +461,7 @@ class Guard:
             if told is None or fault is None:
                 continue
             own = read_outcome(folder / f"{key}.json")
-            loading_s = own.measured.loading if own is not None else 0.0
+            loading_s = own.measured.loading if own is not None else told.estimated.loading
             recomputing_s = own.measured.recomputing if own is not None else told.estimated.recomputing
             measured = attribute(told.took_s, fault, self._notice, loading_s, recomputing_s)
             self._learn_outcome(msgspec.structs.replace(told, measured=measured))
@@ -571,15 +574,14 @@ def read_outcome(path: Path) -> Outcome | None:
 
 def read_outcomes(directory: Path) -> list[Outcome]:
     """Every recovery of a pipeline, what a drill measured in front of what the run saw itself."""
-    folder, memory = directory / OUTCOMES, read_memory(directory)
-    notice = None if memory is None else memory.notice
+    folder = directory / OUTCOMES
     found: dict[str, Outcome] = {}
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
         outcome, key = read_outcome(path), path.name.split(".")[0]
         if outcome is None or outcome.by == "drill":
             continue
         told = read_outcome(folder / f"{key}.drill.json")
-        found[key] = outcome if told is None else _joined(told, outcome, notice)
+        found[key] = outcome if told is None else _joined(told, outcome)
     for path in folder.glob("*.drill.json"):
         told = read_outcome(path)
         if told is not None:
@@ -587,10 +589,7 @@ def read_outcomes(directory: Path) -> list[Outcome]:
     return [found[key] for key in sorted(found)]
 
 
-def _joined(told: Outcome, own: Outcome, notice: Notice | None) -> Outcome:
-    """A drill's time, in the parts that the run saw."""
-    fault = Fault.named(told.fault)
-    if fault is None or notice is None:
-        return told
-    measured = attribute(told.took_s, fault, notice, own.measured.loading, own.measured.recomputing)
-    return msgspec.structs.replace(told, measured=measured)
+def _joined(told: Outcome, own: Outcome) -> Outcome:
+    """A drill's time, in the parts that the run saw; it may have taken the fault for another one."""
+    parts = split(told.took_s, told.estimated.detection, own.measured.loading, own.measured.recomputing)
+    return msgspec.structs.replace(told, measured=parts)
