@@ -243,6 +243,13 @@ def test_phases_that_are_not_run_again_stay_and_other_conditions_put_results_asi
     assert json.loads((tmp_path / "paper.previous.json").read_text())["history"] == [1]
 
 
+def test_throughput_counts_only_with_backups_as_far_apart_as_asked() -> None:
+    assert deadline.throughput_case([0.98, 0.99], [14.0, 16.0], {}).met
+    assert not deadline.throughput_case([0.95], [15.0], {}).met
+    assert not deadline.throughput_case([0.99], [4.0], {}).met
+    assert not deadline.throughput_case([0.99], [], {}).met
+
+
 def test_a_curve_with_the_deadline_is_met_only_if_every_point_is_there_and_in_time() -> None:
     size = deadline.replace(deadline.QUICK, lengths=(10, 20), deadline_s=70.0)
     points = series("8MB", "deadline", 12.0, 69.0)["points"]

@@ -153,7 +153,9 @@ def test_a_drill_teaches_what_it_measured_and_once(tmp_path: Path) -> None:
     assert life.guard.learned.times_seen(Fault.HOST) == 1
     life.driver.run()
     assert life.guard.learned.times_seen(Fault.HOST) == 1
-    assert 7.5 < life.guard.learned.environment(Fault.HOST).mean < 9.0  # told: nine less detection and recomputing
+    assert (
+        7.5 < life.guard.learned.environment(Fault.HOST).mean < 9.0
+    )  # told: nine less detection and recomputing
     assert read_outcomes(tmp_path / "dir")[0].took_s == 9.0
 
 
