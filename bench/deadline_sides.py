@@ -50,7 +50,7 @@ def measure(folder: Path, keys: int, records: int, epochs: int, settings: dict[s
     telling = timed_forecasts(handle)
     while not handle.wait(0.2):
         pass
-    assert handle._guard is not None
+    assert handle.guard is not None
     seconds = ended[-1][0] - ended[WARM_EPOCHS - 1][0]
     epochs_s = sum(f.latency_ms for _, f in ended) / 1e3
     recorded_epochs, backups = recorded(folder / "dir")
@@ -60,7 +60,7 @@ def measure(folder: Path, keys: int, records: int, epochs: int, settings: dict[s
         "seconds": round(seconds, 2),
         "epochs": len(ended),
         "epochs_s": round(epochs_s, 3),
-        "guard_s": round(handle._guard.cost_s, 5),
+        "guard_s": round(handle.guard.cost_s, 5),
         "forecasts_s": round(telling[0], 5),
         "paused_s": round(sum(e.paused_s for e in recorded_epochs), 3),
         "worst_bound_s": max(e.bound_s for e in recorded_epochs),

@@ -93,7 +93,8 @@ class Handle:
         self._recent = Recent()
         self._written = 0.0
         self._driver: Driver | None = None
-        self._guard: Guard | None = None
+        self.guard: Guard | None = None
+        """What holds the run to its deadline, once it has started."""
         self._forecast_at = 0.0
         self._stopping = False
         self._error: BaseException | None = None
@@ -164,8 +165,8 @@ class Handle:
             if self._stopping:
                 self._driver.stop()
             self._driver.start()
-            if self._guard is not None:
-                self._guard.started(time.monotonic() - began)
+            if self.guard is not None:
+                self.guard.started(time.monotonic() - began)
         except BaseException:
             self._let_go()
             self._tenancy.release()
@@ -208,7 +209,7 @@ class Handle:
         self._tenancy.hold(journal, self._settings.take_over)
         code = fingerprint(stages.graph)
         self._status.generation = journal.take(str(sc.applicationId), code).number
-        ship(sc, self._pipeline)
+        ship(sc, self._pipeline, self.directory)
         runner = SparkRunner(
             sc,
             program,
@@ -221,7 +222,7 @@ class Handle:
                 "Shards can't be pinned on this cluster's PySpark.", remedy="Use a supported PySpark: 4.1+."
             )
         catalog = Catalog(journal)
-        guard = self._guard = self._make_guard(sc, cores)
+        guard = self.guard = self._make_guard(sc, cores)
         coordinator = Coordinator(
             identity_of(stages, self._settings, parallelism),
             runner,
@@ -287,8 +288,8 @@ class Handle:
 
     def _checkpoint(self, outcome: Outcome) -> None:
         status = self._status
-        if self._guard is not None:
-            self._guard.backup_ended(outcome)
+        if self.guard is not None:
+            self.guard.backup_ended(outcome)
         if isinstance(outcome, Checkpoint):
             status.checkpoint = outcome.number
             status.checkpoint_epoch = outcome.epoch
@@ -329,7 +330,7 @@ class Handle:
 
     def _forecast(self) -> None:
         """Recovery as it would be now, as often as anybody looks."""
-        guard, now = self._guard, time.monotonic()
+        guard, now = self.guard, time.monotonic()
         if guard is None or not guard.estimates or now - self._forecast_at < STATUS_EVERY_S:
             return
         self._forecast_at = now

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,8 +25,8 @@ _LIMIT_BYTES = 64 << 20
 _shipped: set[tuple[str, str]] = set()
 
 
-def ship(sc: SparkContext, pipeline: Pipeline) -> None:
-    """Make the user's code importable, or carried, on every executor."""
+def ship(sc: SparkContext, pipeline: Pipeline, directory: Path) -> None:
+    """Make the user's code importable, or carried, on every executor. What is sent is kept in the pipeline's directory."""
     from pyspark import cloudpickle
 
     module = sys.modules.get(pipeline.module)
@@ -40,7 +39,7 @@ def ship(sc: SparkContext, pipeline: Pipeline) -> None:
     found = _modules(folder)
     digest = _digest(found)
     if found and (str(sc.applicationId), digest) not in _shipped:
-        sc.addPyFile(_zipped(folder, found, digest))
+        sc.addPyFile(_zipped(folder, found, directory / "code" / f"holdfast_user_code_{digest}.zip"))
         _shipped.add((str(sc.applicationId), digest))
 
 
@@ -74,9 +73,15 @@ def _digest(files: list[Path]) -> str:
     return made.hexdigest()[:16]
 
 
-def _zipped(folder: Path, files: list[Path], digest: str) -> str:
-    made = os.path.join(tempfile.mkdtemp(prefix="holdfast-ship-"), f"holdfast_user_code_{digest}.zip")
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in files:
-            archive.write(file, file.relative_to(folder))
-    return made
+def _zipped(folder: Path, files: list[Path], made: Path) -> str:
+    """A zip of these files; what was sent before is taken away, an older driver's executors have it."""
+    if not made.exists():
+        made.parent.mkdir(parents=True, exist_ok=True)
+        for older in made.parent.glob("*.zip"):
+            older.unlink(missing_ok=True)
+        part = made.with_suffix(f".{os.getpid()}")
+        with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
+            for file in files:
+                archive.write(file, file.relative_to(folder))
+        os.replace(part, made)
+    return str(made)

@@ -35,6 +35,8 @@ class Outlook(msgspec.Struct, frozen=True):
     max_records: int
     backup_s: float
     """How long a backup takes at the most."""
+    failed_s: float | None = None
+    """How long one takes usually, which then fails; None: as long as at the most."""
     retry_s: float = 1.0
     """How long after a failed backup the next is begun."""
     uploading: int | None = None
@@ -55,7 +57,8 @@ class Decision(msgspec.Struct, frozen=True):
 
 def lead_epochs(outlook: Outlook) -> int:
     """How many epochs pass while a backup is made, fails, and is made again."""
-    lead_s = 2 * outlook.backup_s + outlook.retry_s
+    failed_s = outlook.backup_s if outlook.failed_s is None else outlook.failed_s
+    lead_s = failed_s + outlook.retry_s + outlook.backup_s
     return math.ceil(lead_s / max(outlook.epoch_s, 1e-3))
 
 

@@ -239,13 +239,15 @@ class Guard:
         uploading = None
         if self._uploading is not None:
             uploading = sum(1 for epoch, _, _ in self._epochs if epoch > self._uploading)
+        backup = self.backup()
         outlook = Outlook(
             deadline_s=self._settings.deadline_s,
             history=self._history,
             epoch_s=self._pace_s(),
             epoch_records=self._situation.planned,
             max_records=self._settings.max_records,
-            backup_s=self.backup().bound(self._settings.confidence),
+            backup_s=backup.bound(self._settings.confidence),
+            failed_s=backup.mean,
             retry_s=self.retry_s,
             uploading=uploading,
         )

@@ -313,6 +313,7 @@ class _Walk:
             epoch_records=min(max(self._records, default=0), self._run.max_records),
             max_records=self._run.max_records,
             backup_s=upload.bound(self._run.confidence),
+            failed_s=upload.mean,
             uploading=uploading,
         )
 
