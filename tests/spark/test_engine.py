@@ -133,7 +133,7 @@ def test_without_the_private_doors_it_is_slower_and_never_wrong(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert isinstance(open_doors(spark.sparkContext), PinnedDoors)
-    monkeypatch.setattr("holdfast.engine.spark_runner.open_doors", PublicDoors)
+    monkeypatch.setattr("holdfast.engine.handle.open_doors", lambda sc, known: PublicDoors(sc))
     pins: list[bool] = []
     original = SparkRunner.run
     monkeypatch.setattr(SparkRunner, "run", lambda self, *a: (pins.append(self.pins), original(self, *a))[1])
