@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 from collections import deque
 from pathlib import Path
 
 import msgspec
+
+_NUMBERS = itertools.count()
 
 
 class EpochFacts(msgspec.Struct, frozen=True):
@@ -132,10 +136,14 @@ class Recent:
 
 
 def write_status(directory: Path, status: Status) -> None:
-    """Put the status where `holdfast status` finds it. Not synced: it is for people."""
-    temporary = directory / f".status.{os.getpid()}"
-    temporary.write_bytes(msgspec.json.encode(status))
-    os.replace(temporary, directory / "status.json")
+    """Put the status where `holdfast status` finds it. Not synced, and no reason to end: it is for people.
+
+    Several threads may do so at once, each through a file of its own.
+    """
+    with contextlib.suppress(OSError):
+        temporary = directory / f".status.{os.getpid()}.{next(_NUMBERS)}"
+        temporary.write_bytes(msgspec.json.encode(status))
+        os.replace(temporary, directory / "status.json")
 
 
 def read_status(directory: Path) -> Status | None:

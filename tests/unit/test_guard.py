@@ -5,18 +5,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from holdfast.checkpoint.calibrate import chosen
 from holdfast.checkpoint.metadata import Checkpoint, StoredFile
+from holdfast.config import resolve
 from holdfast.engine.local import LocalRunner
 from holdfast.errors import InfeasibleError
 from holdfast.faults.kinds import Fault
+from holdfast.log.records import Commit, ShardCommit
 from holdfast.recovery.chance import Linear, Prior
 from holdfast.recovery.estimate import FAMILIES, Notice, Outcome, Parts
 from holdfast.recovery.guard import OUTCOMES, Guard, read_learned, read_outcomes, tell_outcome
+from holdfast.recovery.replay import Took
 from holdfast.recovery.trace import BackupLine, EpochLine, read_trace
+from holdfast.state.shard import Sealed
 from tests.drivers import Life, make
 from tests.spark.test_equals_runner import sinks_in
 from tests.unit.test_recovery import ONE, Waiting, lose
@@ -163,16 +166,10 @@ def test_damaged_files_teach_nothing_and_harm_nobody(tmp_path: Path) -> None:
     (tmp_path / OUTCOMES).mkdir()
     (tmp_path / OUTCOMES / "00000001.drill.json").write_bytes(b"{")
     (tmp_path / "recovery.json").write_bytes(b"not json")
-    guard = Guard(msgspec.convert({}, type=_settings()), NOTICE, tmp_path, environment={})
+    guard = Guard(resolve({}, environment={}).settings, NOTICE, tmp_path, environment={})
     guard.start(None, [], None)
     assert guard.learned.epoch.seen.count == 0
     assert read_outcomes(tmp_path) == []
-
-
-def _settings() -> Any:
-    from holdfast.config import Settings
-
-    return Settings
 
 
 def test_a_failed_backup_is_made_again_and_the_bound_stays_under_the_deadline(tmp_path: Path) -> None:
@@ -197,3 +194,69 @@ def test_the_store_is_tried_with_the_largest_files_that_are_not_too_much() -> No
     assert [f.size_bytes for f in chosen(files, most_bytes=60, most_files=2)] == [50, 7]
     assert [f.size_bytes for f in chosen(files[3:], most_bytes=60)] == [900]
     assert chosen([]) == []
+
+
+def guarded(folder: Path, **given: Any) -> Guard:
+    guard = Guard(resolve(given, environment={}).settings, NOTICE, folder, environment={})
+    guard.start(None, [], None)
+    return guard
+
+
+def committed(epoch: int, records: int = 1000) -> Commit:
+    sealed = Sealed(f"{epoch}", 1, 1000, 100_000, {}, 1)
+    return Commit(epoch, 1, {"k": [ShardCommit(sealed, "h", "e")]}, {}, {}, records_in=records)
+
+
+def done(guard: Guard, epoch: int, **given: Any) -> None:
+    facts: dict[str, Any] = {"clean": True, "reloads": 0, "took": Took(), "run_s": 0.1, **given}
+    guard.epoch_done(committed(epoch), 0.1, **facts)
+
+
+def test_waiting_for_data_is_no_recovery(tmp_path: Path) -> None:
+    guard = guarded(tmp_path)
+    done(guard, 1)
+    assert guard.fault(Fault.EXECUTOR_KILL, time.time() - 600)
+    assert not guard.fault(Fault.WORKER_KILL, time.time()), "one at a time"
+    done(guard, 2, clean=False, idle_s=595.0)
+    (outcome,) = read_outcomes(tmp_path)
+    assert outcome.fault == "executor-kill" and outcome.took_s == pytest.approx(5.0, abs=0.5)
+
+
+def test_workers_that_spark_ended_for_their_idleness_are_no_fault(tmp_path: Path) -> None:
+    now = [1000.0]
+    guard = Guard(
+        resolve({}, environment={}).settings, NOTICE, tmp_path, environment={}, clock_s=lambda: now[0]
+    )
+    guard.start(None, [], None)
+    done(guard, 1)
+    now[0] += 90
+    done(guard, 2, clean=False, reloads=1)
+    assert read_outcomes(tmp_path) == []
+    now[0] += 1
+    done(guard, 3, clean=False, reloads=1)
+    assert [o.fault for o in read_outcomes(tmp_path)] == ["worker-kill"]
+
+
+def test_a_driver_that_comes_back_is_not_refused_and_one_that_runs_is_not_ended(tmp_path: Path) -> None:
+    options = {"deadline": "2s", "on_infeasible": "refuse"}
+    with pytest.raises(InfeasibleError):
+        guarded(tmp_path, **options).decide()
+    settings = resolve(options, environment={}).settings
+    back = Guard(settings, NOTICE, tmp_path, environment={"HOLDFAST_FELL": "1000 killed"})
+    back.start(None, [], None)
+    assert not back.decide().feasible
+
+
+def test_it_is_told_once_a_minute_where_it_comes_and_goes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [1000.0]
+    settings = resolve({"deadline": "2s"}, environment={}).settings
+    guard = Guard(settings, NOTICE, tmp_path, environment={}, clock_s=lambda: now[0])
+    guard.start(None, [], None)
+    with caplog.at_level(logging.WARNING, "holdfast.deadline"):
+        for _ in range(20):
+            now[0] += 1
+            guard.decide()
+            guard._infeasible_told = False  # as if it had been held in between
+    assert len(caplog.records) == 1

@@ -101,6 +101,11 @@ class Coordinator:
                 target=self._calibrate, args=(newest,), name="holdfast-read", daemon=True
             ).start()
 
+    def look_again(self, last_epoch: int) -> None:
+        """After a recovery: it may have found that the newest checkpoint can't be used."""
+        newest = self._catalog.newest(last_epoch)
+        self.newest_epoch = 0 if newest is None else newest.epoch
+
     def _calibrate(self, checkpoint: Checkpoint) -> None:
         """Measure how fast the store can be read, once in a life; whether it can is for recovery to find out."""
         tell, self._on_read = self._on_read, None
@@ -154,6 +159,8 @@ class Coordinator:
     ) -> None:
         """Begin a checkpoint of what was just committed, if one is due. Raises what ended an earlier one for good."""
         self._settle()
+        for epoch in [e for e in self._expiries if e <= self.newest_epoch]:
+            del self._expiries[epoch]
         now_ms = self._clock_ms()
         if self._pending is not None:
             return
@@ -242,9 +249,9 @@ class Coordinator:
         except EngineError as error:
             return pending.failed(Reason.STORE, error.message, self._clock_ms())
         reach("checkpoint.after_record")
-        self._journal.fulfil(wishes)
+        with contextlib.suppress(OSError):
+            self._journal.fulfil(wishes)
         self.newest_epoch = checkpoint.epoch
-        self._expiries = {e: at for e, at in self._expiries.items() if e > checkpoint.epoch}
         try:
             self._clear_up()
         except OSError as error:

@@ -89,7 +89,9 @@ class Driver:
         self._pinned = texts(declared_schemas(program.stages))
         self._now_ms = 0
         self._backlog = 0
-        self._run_s = 0.0
+        self._run_s = self._idle_s = 0.0
+        self.restoring_s = 0.0
+        """What a start spent on bringing state back, and on a backup because the code has changed."""
         self._polled_ms = 0
         self._cut_at = self._asked_at = self._planning_at = self._looked_at = 0.0
 
@@ -124,14 +126,17 @@ class Driver:
         reach("start.published")
         self._published = last
         self._runner.remember(self._last)
+        started = time.monotonic()
         if self._guard is not None:
             self._recovery.job_records = self._guard.job_records
-        self._recovery.recover(self._last)
+        if self._recovery.recover(self._last):
+            self._coordinator.look_again(last)
         self._note_expiries()
         self._start_guard()
         if self._coordinator.code_changed:
             self._back_up()
             self._coordinator.wait(self._settings.checkpoint_timeout_s)
+        self.restoring_s = time.monotonic() - started
         self._upkeep.start()
 
     def _start_guard(self) -> None:
@@ -139,7 +144,7 @@ class Driver:
         if self._guard is None:
             return
         since = range(self._coordinator.newest_epoch + 1, self.last_epoch + 1)
-        commits = [c for c in map(self._journal.commit, since) if c is not None]
+        commits = (c for c in map(self._journal.commit, since) if c is not None)
         self._guard.start(self._last, commits, self._coordinator.newest(self.last_epoch))
         self._guard.decide()
 
@@ -208,12 +213,14 @@ class Driver:
             )
             if wait is Wait.CUT:
                 break
+            idle = time.monotonic()
             if (
                 wait is Wait.END
                 or self._stop.wait(min(0.02, self._settings.interval_s))
                 or self._journal_says_stop()
             ):
                 return None
+            self._idle_s += time.monotonic() - idle
             self._look_around()
         return self._fix(offers)
 
@@ -228,6 +235,7 @@ class Driver:
             while guard.decision.pause and not self._coordinator.hopeless:
                 if self._stop.wait(0.02) or self._journal_says_stop():
                     return False
+                self._look_around()
                 self._back_up()
                 guard.decide()
         finally:
@@ -295,6 +303,8 @@ class Driver:
         if self._last is not None and self._runner.unsettled():
             self._noticed(Fault.EXECUTOR_KILL, time.time())
             self._recovery.recover(self._last)
+        if self._guard is not None:
+            self._guard.refresh()
         self._back_up()
 
     # 2 Run
@@ -350,12 +360,21 @@ class Driver:
         if self._guard is None:
             return
         took = self._recovery.taken()
-        self._guard.epoch_done(commit, took_s, clean=clean, reloads=reloads, took=took, run_s=self._run_s)
+        self._guard.epoch_done(
+            commit,
+            took_s,
+            clean=clean,
+            reloads=reloads,
+            took=took,
+            run_s=self._run_s,
+            idle_s=self._idle_s,
+        )
+        self._idle_s = 0.0
         self._recovery.job_records = self._guard.job_records
 
     def _noticed(self, fault: Fault, at_s: float) -> None:
-        if self._guard is not None:
-            self._guard.fault(fault, at_s)
+        if self._guard is not None and self._guard.fault(fault, at_s):
+            self._idle_s = 0.0  # what was waited before the fault is no part of it
 
     # 6 Back up
 
@@ -365,9 +384,7 @@ class Driver:
         endangered = self._guard is not None and self._guard.decision.back_up
         self._coordinator.consider(self._last, self._last_plan, stopping=stopping, endangered=endangered)
         if self._guard is not None:
-            pending = self._coordinator.pending_epoch
-            if pending is not None:
-                self._guard.backup_begun(pending)
+            self._guard.backing_up(self._coordinator.pending_epoch)
 
     def _run(self, plan: Plan) -> tuple[Done, int, list[Report]]:
         """Run a plan until its outcome stands.

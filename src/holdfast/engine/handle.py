@@ -166,7 +166,7 @@ class Handle:
                 self._driver.stop()
             self._driver.start()
             if self.guard is not None:
-                self.guard.started(time.monotonic() - began)
+                self.guard.started(time.monotonic() - began - self._driver.restoring_s)
         except BaseException:
             self._let_go()
             self._tenancy.release()

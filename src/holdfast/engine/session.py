@@ -62,9 +62,9 @@ def notice_of(
 ) -> Notice:
     """By what faults are noticed with a session's settings, Spark's defaults where it has none. Pure."""
 
-    def seconds(key: str, default: float) -> float:
+    def seconds(key: str, default: float, unit_s: float = 1.0) -> float:
         text = conf.get(key, "")
-        return parse_duration_s(text if not text.isdigit() else float(text)) if text else default
+        return parse_duration_s(text if not text.isdigit() else float(text) * unit_s) if text else default
 
     silent_s = seconds("spark.network.timeout", 120.0)
     idle_s = seconds("spark.python.worker.idleTimeoutSeconds", 0.0)
@@ -72,7 +72,7 @@ def notice_of(
     return Notice(
         worker_s=idle_s if idle_s and kills else None,
         executor_s=silent_s,
-        executor_check_s=seconds("spark.network.timeoutInterval", 60.0),
+        executor_check_s=seconds("spark.network.timeoutInterval", 60.0, unit_s=1e-3),
         driver_s=supervised_s,
         host_s=wait_for_home_s,
         local=local,

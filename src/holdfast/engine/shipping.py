@@ -78,7 +78,8 @@ def _zipped(folder: Path, files: list[Path], made: Path) -> str:
     if not made.exists():
         made.parent.mkdir(parents=True, exist_ok=True)
         for older in made.parent.glob("*.zip"):
-            older.unlink(missing_ok=True)
+            if not any(digest in older.name for _, digest in _shipped):  # a live session may still name it
+                older.unlink(missing_ok=True)
         part = made.with_suffix(f".{os.getpid()}")
         with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
             for file in files:

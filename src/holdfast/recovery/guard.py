@@ -61,6 +61,10 @@ _IMPORTS_S = 1.0
 """From a supervisor's notice to a driver's first step: the back-off, Python and its imports."""
 FIRST_RECORDS = 20_000
 """The most records of an epoch before it is known what one costs."""
+_SPARK_ENDS_IDLE_S = 50.0
+"""Spark ends Python workers that had nothing to do for a minute: a reload after such a pause is no fault's."""
+_TELL_EVERY_S = 60.0
+_MOST_OUTCOMES = 1000
 _RECENT = 20
 _READINGS = 3
 """After so many observations of loading, trying the store teaches nothing more."""
@@ -92,7 +96,9 @@ class Guard:
     ) -> None:
         self._settings, self._notice, self._directory = settings, notice, directory
         self._cores, self._clock_s = cores, clock_s
-        environment = dict(os.environ) if environment is None else environment
+        if environment is None:
+            environment = dict(os.environ)
+            os.environ.pop(FELL, None)  # it is told once
         self._drilled = bool(environment.get(DRILL))
         self.faults = covered(notice)
         self.learned = Learned(read_memory(directory))
@@ -119,7 +125,7 @@ class Guard:
         self.retry_s = FIRST_RETRY_S
         self.decision = Decision()
         self.estimates: list[Estimate] = []
-        self._infeasible_told = False
+        self._infeasible_told, self._told_s = False, -_TELL_EVERY_S
         self.cost_s = 0.0
         """What estimating and deciding have cost so far."""
 
@@ -142,7 +148,15 @@ class Guard:
             self.learned.started(seconds + _IMPORTS_S)
 
     def epoch_done(
-        self, commit: Commit, took_s: float, *, clean: bool, reloads: int, took: Took, run_s: float
+        self,
+        commit: Commit,
+        took_s: float,
+        *,
+        clean: bool,
+        reloads: int,
+        took: Took,
+        run_s: float,
+        idle_s: float = 0.0,
     ) -> Decision:
         """Learn from an epoch, and decide."""
         started = time.perf_counter()
@@ -154,10 +168,10 @@ class Guard:
         self._learn_recovery(took)
         if self._first_epoch is None:
             self._first_epoch = commit.epoch
-        elif self._episode is None and reloads and not clean:
+        elif self._episode is None and reloads and now_s - took_s - self._committed_s < _SPARK_ENDS_IDLE_S:
             self._episode = Episode(Fault.WORKER_KILL, now_s - took_s, self._estimate(Fault.WORKER_KILL))
         if self._episode is not None:
-            self._recovered(commit, now_s, took, run_s)
+            self._recovered(commit, now_s, took, run_s, idle_s)
         elif self._committed_s:
             self._gaps.append(now_s - self._committed_s - self._paused_s)
         self._committed_s = now_s
@@ -171,18 +185,25 @@ class Guard:
         self.cost_s += time.perf_counter() - started
         return self.decision
 
-    def fault(self, fault: Fault, began_s: float) -> None:
-        """Something was noticed: the epoch under way is lost, or shards are."""
-        if self._episode is None:
-            self._episode = Episode(fault, began_s, self._estimate(fault))
+    def fault(self, fault: Fault, began_s: float) -> bool:
+        """Something was noticed: the epoch under way is lost, or shards are. True if it was not known before."""
+        if self._episode is not None:
+            return False
+        self._episode = Episode(fault, began_s, self._estimate(fault))
+        return True
 
-    def backup_begun(self, epoch: int) -> None:
-        """Version `epoch` is being uploaded."""
+    def backing_up(self, epoch: int | None) -> None:
+        """Which version is being uploaded now; None: none is."""
         self._uploading = epoch
 
     def backup_ended(self, outcome: Checkpoint | FailedCheckpoint) -> None:
         """From any thread: how a backup ended. Taken in by the next decision."""
         self._ended.append(outcome)
+
+    def refresh(self) -> None:
+        """While no epoch passes: decide anew if a backup has ended meanwhile."""
+        if self._ended or self._readings:
+            self.decide()
 
     def store_read(self, reading: Reading) -> None:
         """From any thread: how fast the store was when it was tried."""
@@ -299,19 +320,31 @@ class Guard:
         }
 
     def _tell_feasible(self) -> None:
+        """Say it when it becomes so, and not again and again where it comes and goes."""
+        now_s = self._clock_s()
+        if self._settings.on_infeasible == "go_on" or now_s - self._told_s < _TELL_EVERY_S:
+            return
         if self.decision.feasible:
             if self._infeasible_told:
+                self._told_s, self._infeasible_told = now_s, False
                 _log.warning("the deadline of %.0f s can be held again", self._settings.deadline_s)
-            self._infeasible_told = False
             return
-        if self._infeasible_told or self._settings.on_infeasible == "go_on":
+        if self._infeasible_told:
             return
-        self._infeasible_told = True
-        told = explain(self._situation, self.learned, self._notice, self._settings.confidence)
+        self._told_s, self._infeasible_told = now_s, True
+        there = msgspec.structs.replace(
+            self._situation,
+            history=History(1, 1),
+            stored_bytes=max(self._situation.stored_bytes, self._fullest_bytes),
+        )
+        told = explain(there, self.learned, self._notice, self._settings.confidence)
         if told is None:
             return
         message = infeasible(told, self._settings.deadline_s)
-        if self._settings.on_infeasible == "refuse":
+        starting = self._first_epoch is None and self._episode is None
+        if (
+            self._settings.on_infeasible == "refuse" and starting
+        ):  # what runs, or comes back, is not ended for it
             raise InfeasibleError(
                 message,
                 remedy="Choose a longer deadline, or change what is at fault:",
@@ -407,12 +440,12 @@ class Guard:
             features = [1.0, float(took.fetched_bytes), float(took.fetched_files)]
             self.learned.fetch.learn(features, took.fetched_s)
 
-    def _recovered(self, commit: Commit, now_s: float, took: Took, run_s: float) -> None:
+    def _recovered(self, commit: Commit, now_s: float, took: Took, run_s: float, idle_s: float) -> None:
         episode, self._episode = self._episode, None
         assert episode is not None
         self._faulty_ms = int(now_s * 1000)
         fault = Fault.HOST if took.rebuilt and episode.fault not in _OF_DRIVER else episode.fault
-        took_s = max(0.0, now_s - episode.began_s)
+        took_s = max(0.0, now_s - episode.began_s - idle_s)
         before = episode.estimated if episode.estimated is not None else self._estimate(fault)
         loading_s = took.checked_s + took.fetched_s
         if not loading_s:  # inside a job that Spark repaired by itself
@@ -560,6 +593,8 @@ def _write_outcome(directory: Path, outcome: Outcome) -> None:
         temporary = folder / f".{outcome.epoch:08d}{suffix}.{os.getpid()}"
         temporary.write_bytes(msgspec.json.encode(outcome))
         os.replace(temporary, folder / f"{outcome.epoch:08d}{suffix}")
+        for old in sorted(folder.glob("*.json"))[: -2 * _MOST_OUTCOMES]:
+            old.unlink(missing_ok=True)
 
 
 def tell_outcome(directory: Path, outcome: Outcome) -> None:
