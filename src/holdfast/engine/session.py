@@ -135,7 +135,8 @@ def make_session(settings: Settings, name: str) -> SparkSession:
     """A session over a context with what the engine needs."""
     from pyspark.sql import SparkSession
 
-    return SparkSession(make_context(settings, name))
+    make_context(settings, name)
+    return SparkSession.builder.getOrCreate()
 
 
 def make_context(settings: Settings, name: str) -> SparkContext:
