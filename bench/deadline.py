@@ -35,7 +35,7 @@ from holdfast.engine.session import notice_of, timeouts
 from holdfast.errors import HoldfastError
 from holdfast.faults.drill import recorded
 from holdfast.recovery.estimate import Learned, Notice
-from holdfast.recovery.guard import MEMORY, read_memory
+from holdfast.recovery.memory import MEMORY, read_memory
 from holdfast.recovery.simulate import Run, clairvoyant, simulate
 from holdfast.supervise.processes import kill_everything
 

@@ -20,7 +20,7 @@ from bench.ours import PARALLELISM
 from holdfast.engine.handle import Handle, start
 from holdfast.faults.drill import recorded
 from holdfast.metrics import EpochFacts
-from holdfast.recovery.guard import MEMORY
+from holdfast.recovery.memory import MEMORY
 
 WARM_EPOCHS = 4
 """Two fill the state, two more settle."""

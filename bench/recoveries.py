@@ -26,7 +26,7 @@ from holdfast.faults.drill import FROM_DEADLINE, recorded
 from holdfast.faults.experiment import Experiment, StuckError
 from holdfast.faults.kinds import Fault
 from holdfast.metrics import Forecast, read_status
-from holdfast.recovery.guard import read_outcomes
+from holdfast.recovery.memory import read_outcomes
 
 APP = Path(__file__).with_name("paper_app.py")
 HOSTS, CORES = 2, 2

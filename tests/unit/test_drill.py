@@ -38,7 +38,7 @@ from holdfast.faults.victims import Aim
 from holdfast.log.records import Plan
 from holdfast.metrics import Forecast
 from holdfast.recovery.estimate import Outcome, Parts
-from holdfast.recovery.guard import tell_outcome
+from holdfast.recovery.memory import write_outcome
 from holdfast.recovery.trace import BackupLine, EpochLine, Trace
 
 DEADLINE_S = 30.0
@@ -242,17 +242,17 @@ def test_the_words_say_what_was_late_and_what_was_lost(drill: Drill) -> None:
 
 def test_the_parts_are_those_that_the_run_saw_and_the_rest_is_the_environments(tmp_path: Path) -> None:
     told = outcome_of(struck(), 10.0, FORECAST, DEADLINE_S, 0.999)
-    tell_outcome(tmp_path, told)
+    write_outcome(tmp_path, told)
     assert seen_inside(tmp_path, told).measured == Parts(environment=10.0), "the run did not notice"
-    tell_outcome(tmp_path, Outcome("worker-kill", 10, 0, 9.0, Parts(0.1, 5.9, 1.0, 2.0)))
+    write_outcome(tmp_path, Outcome("worker-kill", 10, 0, 9.0, Parts(0.1, 5.9, 1.0, 2.0)))
     assert seen_inside(tmp_path, told).measured == Parts(1.0, 6.0, 1.0, 2.0)
     assert seen_inside(tmp_path, told).took_s == 10.0
 
 
 def test_the_parts_never_come_to_more_than_the_recovery_took(tmp_path: Path) -> None:
     told = outcome_of(struck(), 4.0, FORECAST, DEADLINE_S, 0.999)
-    tell_outcome(tmp_path, told)
-    tell_outcome(tmp_path, Outcome("host", 10, 0, 9.0, Parts(0.1, 0.0, 1.0, 8.0)))
+    write_outcome(tmp_path, told)
+    write_outcome(tmp_path, Outcome("host", 10, 0, 9.0, Parts(0.1, 0.0, 1.0, 8.0)))
     assert seen_inside(tmp_path, told).measured == Parts(1.0, 0.0, 1.0, 2.0)
 
 

@@ -16,7 +16,8 @@ from holdfast.faults.kinds import Fault
 from holdfast.log.records import Commit, ShardCommit
 from holdfast.recovery.chance import Linear, Prior
 from holdfast.recovery.estimate import FAMILIES, Notice, Outcome, Parts
-from holdfast.recovery.guard import OUTCOMES, Guard, read_learned, read_outcomes, tell_outcome
+from holdfast.recovery.guard import Guard
+from holdfast.recovery.memory import OUTCOMES, read_learned, read_outcomes, write_outcome
 from holdfast.recovery.replay import Took
 from holdfast.recovery.trace import BackupLine, EpochLine, read_trace
 from holdfast.state.shard import Sealed
@@ -150,7 +151,7 @@ def test_a_drill_teaches_what_it_measured_and_once(tmp_path: Path) -> None:
     options: dict[str, Any] = {"parallelism": 2, "max_records": 20, "environment": {"HOLDFAST_DRILL": "1"}}
     life = make(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", notice=NOTICE, **options)
     told = Outcome("host", 5, 0, 9.0, Parts(), Parts(0.1, 5.0, 0.5, 1.0), {"0.99": 12.0}, 30.0, by="drill")
-    tell_outcome(tmp_path / "dir", told)
+    write_outcome(tmp_path / "dir", told)
     life.driver.start()
     assert life.guard is not None
     assert life.guard.learned.times_seen(Fault.HOST) == 1
@@ -260,3 +261,15 @@ def test_it_is_told_once_a_minute_where_it_comes_and_goes(
             guard.decide()
             guard._infeasible_told = False  # as if it had been held in between
     assert len(caplog.records) == 1
+
+
+def test_an_upload_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
+    guard = guarded(tmp_path, deadline="40s")
+    guard.learned.epoch = Known(0.05, 0.05)
+    guard.learned.replay = Known(1.0, 0.001)
+    done(guard, 1)
+    assert guard.decide().back_up
+    guard.backing_up(1)
+    assert not guard.decide().back_up, "never two at once"
+    guard.backing_up(None)  # it ended while it was looked at, and its note was taken in before
+    assert guard.decide().back_up

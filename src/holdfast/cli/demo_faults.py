@@ -31,7 +31,8 @@ from holdfast.faults.drill import FROM_DEADLINE, await_forecast, outcome_of, tim
 from holdfast.faults.experiment import Experiment, Struck
 from holdfast.faults.kinds import Fault
 from holdfast.log.journal import Journal
-from holdfast.recovery.guard import DRILL, tell_outcome
+from holdfast.recovery.guard import DRILL
+from holdfast.recovery.memory import write_outcome
 
 CONFIDENCE = 0.999
 MAX_RECORDS = 50_000
@@ -156,7 +157,7 @@ def _strike(fault: Fault, story: Story, experiment: Experiment) -> Struck:
     story.struck(Hit.of(fault, struck.victim, struck.at_s - story.began_s, forecast, deadline_s))
     took_s = experiment.await_recovery(struck, timeout_s(deadline_s))
     story.back(took_s)
-    tell_outcome(experiment.directory, outcome_of(struck, took_s, forecast, deadline_s, CONFIDENCE))
+    write_outcome(experiment.directory, outcome_of(struck, took_s, forecast, deadline_s, CONFIDENCE))
     return struck
 
 

@@ -15,7 +15,7 @@ from holdfast.recovery import estimate as forecast
 from holdfast.recovery.estimate import Learned, Memory, Notice, Outcome, Situation, calibration, covered
 from holdfast.recovery.explain import explain as explained
 from holdfast.recovery.explain import infeasible
-from holdfast.recovery.guard import read_memory, read_outcomes
+from holdfast.recovery.memory import read_memory, read_outcomes
 
 _LAST = 20
 

@@ -16,7 +16,7 @@ from holdfast.config import Settings, parse_duration_s, resolve
 from holdfast.errors import ConfigError, DirectoryError, MissingExtraError
 from holdfast.faults.chaos import parse_faults
 from holdfast.recovery.estimate import CONFIDENCE, Learned, Memory, Notice, covered
-from holdfast.recovery.guard import MEMORY
+from holdfast.recovery.memory import MEMORY
 from holdfast.recovery.simulate import Result, Run, clairvoyant, taught
 from holdfast.recovery.simulate import simulate as walk
 from holdfast.recovery.trace import FILE, BackupLine, EpochLine, read_trace

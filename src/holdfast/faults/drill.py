@@ -28,7 +28,7 @@ from holdfast.faults.experiment import Experiment, Struck, StuckError
 from holdfast.faults.kinds import Fault
 from holdfast.metrics import Forecast, Status, read_status
 from holdfast.recovery.estimate import Outcome, Parts, split
-from holdfast.recovery.guard import OUTCOMES, read_outcome, tell_outcome
+from holdfast.recovery.memory import OUTCOMES, read_outcome, write_outcome
 from holdfast.recovery.trace import BackupLine, EpochLine, read_trace
 
 PAUSE = "1s..8s"
@@ -143,9 +143,9 @@ def inflict(
         struck = experiment.strike(blow.fault, blow.share, timeout_s(deadline_s))
         struck, took_s = experiment.await_felt_recovery(struck, timeout_s(deadline_s))
         outcome = outcome_of(struck, took_s, before.forecasts[blow.fault.label], deadline_s, confidence)
-        tell_outcome(experiment.directory, outcome)
+        write_outcome(experiment.directory, outcome)
         outcome = msgspec.structs.replace(outcome, caught_up_s=_await_caught_up(experiment, struck, before))
-        tell_outcome(experiment.directory, outcome)
+        write_outcome(experiment.directory, outcome)
         trials.append(Trial(number, struck, seen_inside(experiment.directory, outcome), before.bound_s))
         tell(trials[-1])
     return trials

@@ -37,24 +37,27 @@ from holdfast.recovery.estimate import (
     Estimate,
     History,
     Learned,
-    Memory,
     Notice,
     Outcome,
     Situation,
     attribute,
     covered,
     estimate,
-    split,
 )
 from holdfast.recovery.explain import explain, infeasible
+from holdfast.recovery.memory import (
+    MEMORY,
+    OUTCOMES,
+    read_memory,
+    read_outcome,
+    write_outcome,
+)
 from holdfast.recovery.replay import MAX_RECORDS, Took
 from holdfast.recovery.trace import BackupLine, EpochLine, Trace
 from holdfast.supervise.heartbeat import FELL
 
 _log = logging.getLogger("holdfast.deadline")
 
-MEMORY = "recovery.json"
-OUTCOMES = "recoveries"
 DRILL = "HOLDFAST_DRILL"
 """In this variable a drill says that it will tell of each fault itself: when it came and which it was."""
 _IMPORTS_S = 1.0
@@ -64,7 +67,6 @@ FIRST_RECORDS = 20_000
 _SPARK_ENDS_IDLE_S = 50.0
 """Spark ends Python workers that had nothing to do for a minute: a reload after such a pause is no fault's."""
 _TELL_EVERY_S = 60.0
-_MOST_OUTCOMES = 1000
 _RECENT = 20
 _READINGS = 3
 """After so many observations of loading, trying the store teaches nothing more."""
@@ -467,7 +469,7 @@ class Guard:
             },
             deadline_s=self._settings.deadline_s,
         )
-        _write_outcome(self._directory, outcome)
+        write_outcome(self._directory, outcome)
         if not self._drilled:
             self._learn_outcome(outcome)
 
@@ -571,62 +573,3 @@ def _fallen(told: str) -> Episode | None:
         return None
     fault = Fault.DRIVER_FREEZE if how == "silent" else Fault.DRIVER_KILL
     return Episode(fault, int(at) / 1000)
-
-
-def read_memory(directory: Path) -> Memory | None:
-    """What was learned in earlier runs; a file that can't be read is one that taught nothing."""
-    with contextlib.suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode((directory / MEMORY).read_bytes(), type=Memory)
-    return None
-
-
-def read_learned(directory: Path) -> Learned:
-    """What a pipeline has learned so far."""
-    return Learned(read_memory(directory))
-
-
-def _write_outcome(directory: Path, outcome: Outcome) -> None:
-    with contextlib.suppress(OSError):
-        folder = directory / OUTCOMES
-        folder.mkdir(exist_ok=True)
-        suffix = ".drill.json" if outcome.by == "drill" else ".json"
-        temporary = folder / f".{outcome.epoch:08d}{suffix}.{os.getpid()}"
-        temporary.write_bytes(msgspec.json.encode(outcome))
-        os.replace(temporary, folder / f"{outcome.epoch:08d}{suffix}")
-        for old in sorted(folder.glob("*.json"))[: -2 * _MOST_OUTCOMES]:
-            old.unlink(missing_ok=True)
-
-
-def tell_outcome(directory: Path, outcome: Outcome) -> None:
-    """Leave what a drill measured where the pipeline learns from it."""
-    _write_outcome(directory, outcome)
-
-
-def read_outcome(path: Path) -> Outcome | None:
-    """One outcome; None where there is none that can be read."""
-    with contextlib.suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode(path.read_bytes(), type=Outcome)
-    return None
-
-
-def read_outcomes(directory: Path) -> list[Outcome]:
-    """Every recovery of a pipeline, what a drill measured in front of what the run saw itself."""
-    folder = directory / OUTCOMES
-    found: dict[str, Outcome] = {}
-    for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
-        outcome, key = read_outcome(path), path.name.split(".")[0]
-        if outcome is None or outcome.by == "drill":
-            continue
-        told = read_outcome(folder / f"{key}.drill.json")
-        found[key] = outcome if told is None else _joined(told, outcome)
-    for path in folder.glob("*.drill.json"):
-        told = read_outcome(path)
-        if told is not None:
-            found.setdefault(path.name.split(".")[0], told)
-    return [found[key] for key in sorted(found)]
-
-
-def _joined(told: Outcome, own: Outcome) -> Outcome:
-    """A drill's time, in the parts that the run saw; it may have taken the fault for another one."""
-    parts = split(told.took_s, told.estimated.detection, own.measured.loading, own.measured.recomputing)
-    return msgspec.structs.replace(told, measured=parts)

@@ -1,0 +1,78 @@
+"""What a pipeline's directory remembers of recovery: what was learned, and each recovery's estimate and outcome.
+
+    recovery.json                 what was learned, kept across runs
+    recoveries/<epoch>.json       a recovery as the run saw it, by the epoch whose commit ended it
+    recoveries/<epoch>.drill.json the same as a drill saw it, which knows the fault and when it came
+
+For people and for the guard: nothing is recovered from these files, they are not synced, and one that can't be read
+taught nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from holdfast.recovery.estimate import Learned, Memory, Outcome, split
+
+MEMORY = "recovery.json"
+OUTCOMES = "recoveries"
+_MOST_OUTCOMES = 1000
+
+
+def read_memory(directory: Path) -> Memory | None:
+    """What was learned in earlier runs; a file that can't be read is one that taught nothing."""
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode((directory / MEMORY).read_bytes(), type=Memory)
+    return None
+
+
+def read_learned(directory: Path) -> Learned:
+    """What a pipeline has learned so far."""
+    return Learned(read_memory(directory))
+
+
+def write_outcome(directory: Path, outcome: Outcome) -> None:
+    """Leave what a recovery took: a run's own record, or a drill's beside it, from which the run learns."""
+    with contextlib.suppress(OSError):
+        folder = directory / OUTCOMES
+        folder.mkdir(exist_ok=True)
+        suffix = ".drill.json" if outcome.by == "drill" else ".json"
+        temporary = folder / f".{outcome.epoch:08d}{suffix}.{os.getpid()}"
+        temporary.write_bytes(msgspec.json.encode(outcome))
+        os.replace(temporary, folder / f"{outcome.epoch:08d}{suffix}")
+        for old in sorted(folder.glob("*.json"))[: -2 * _MOST_OUTCOMES]:
+            old.unlink(missing_ok=True)
+
+
+def read_outcome(path: Path) -> Outcome | None:
+    """One outcome; None where there is none that can be read."""
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode(path.read_bytes(), type=Outcome)
+    return None
+
+
+def read_outcomes(directory: Path) -> list[Outcome]:
+    """Every recovery of a pipeline, what a drill measured in front of what the run saw itself."""
+    folder = directory / OUTCOMES
+    found: dict[str, Outcome] = {}
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+        outcome, key = read_outcome(path), path.name.split(".")[0]
+        if outcome is None or outcome.by == "drill":
+            continue
+        told = read_outcome(folder / f"{key}.drill.json")
+        found[key] = outcome if told is None else _joined(told, outcome)
+    for path in folder.glob("*.drill.json"):
+        told = read_outcome(path)
+        if told is not None:
+            found.setdefault(path.name.split(".")[0], told)
+    return [found[key] for key in sorted(found)]
+
+
+def _joined(told: Outcome, own: Outcome) -> Outcome:
+    """A drill's time, in the parts that the run saw; it may have taken the fault for another one."""
+    parts = split(told.took_s, told.estimated.detection, own.measured.loading, own.measured.recomputing)
+    return msgspec.structs.replace(told, measured=parts)
