@@ -21,13 +21,16 @@ RECIPE = Recipe([ROWS], 20, 2, ["map", "branch"], "process", "k", ["filter"], "p
 EPOCHS = 12
 
 
-def options(backend: str) -> dict[str, Any]:
-    """Checkpoints often, so that their points are reached often; the whole log, for the comparison."""
+def options(backend: str, limit: int = 0) -> dict[str, Any]:
+    """Checkpoints often, so that their points are reached often; the whole log, for the comparison.
+
+    Where the run is cut short, one in its middle, so that there is something to replay after it.
+    """
     return {
         "backend": backend,
         "parallelism": 2,
         "max_records": 20,
-        "checkpoint": "2 epochs",
+        "checkpoint": "4 epochs" if limit else "2 epochs",
         "checkpoint_on_stop": False,
         "trim_log": False,
         "interval": "0s",
@@ -39,7 +42,7 @@ def main() -> None:
     folder, backend = Path(sys.argv[1]), sys.argv[2]
     limit = int(sys.argv[3]) if len(sys.argv) > 3 and sys.argv[3].isdigit() else 0
     pipeline = RECIPE.build(sinks_in(folder / "ours"))
-    given = {**options(backend), **({"epochs": limit} if limit else {})}
+    given = {**options(backend, limit), **({"epochs": limit} if limit else {})}
     try:
         if "spark" in sys.argv:
             pipeline.run(dir=str(folder / "dir"), master="local[2]", drain=True, **given)

@@ -1,6 +1,5 @@
 """One Spark session for all local tests: it takes seconds to start."""
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,4 @@ def spark() -> Iterator[Any]:
     """local[2], and tasks may fail four times, as on a cluster."""
     session = make_session(Settings(master="local[2,4]"), "tests")
     yield session
-    # After some hundred worker pools the JVM sometimes goes before it has answered; it is to go anyway.
-    with contextlib.suppress(Exception):
-        session.stop()
+    session.stop()

@@ -39,6 +39,9 @@ WANTED = {
     "spark.cleaner.referenceTracking.blocking": "false",
 }
 """What a session that we make has, unless the user says otherwise."""
+LOCAL = {"spark.executor.heartbeat.maxFailures": str((1 << 31) - 1)}
+"""And in local mode: there, after a lost shuffle file, Spark tries with every heartbeat to register its only block
+manager again, which fails; after 60 of them the JVM would end itself."""
 
 
 def timeouts(settings: Settings) -> dict[str, str]:
@@ -160,7 +163,8 @@ def make_context(settings: Settings, name: str) -> SparkContext:
     if settings.master is not None or not submitted:
         conf.setMaster(settings.master or "local[*]")
     given = _submitted_conf() if submitted else {}
-    wanted = {**WANTED, **timeouts(settings)}
+    local = LOCAL if (conf.get("spark.master") or "").startswith("local") else {}
+    wanted = {**WANTED, **local, **timeouts(settings)}
     for key, value in {**{k: v for k, v in wanted.items() if k not in given}, **settings.spark}.items():
         conf.set(key, value)
     if not submitted:
