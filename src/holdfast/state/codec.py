@@ -55,14 +55,17 @@ def _nullable(kind: pa.DataType) -> Any:
 def decoder(spec: TableSpec) -> Callable[[bytes], Any]:
     """Bytes of a state's value back to the value."""
     if spec.tuples:
-        fields = [spec.value_type.field(i).type for i in range(spec.value_type.num_fields)]
-        kind: Any = tuple[tuple(_nullable(f) for f in fields)]  # type: ignore[misc]
-        zone = [_zone(f) for f in fields]
-        if not any(zone):
-            return msgspec.msgpack.Decoder(kind).decode
-        decode = msgspec.msgpack.Decoder(kind).decode
-        return lambda data: tuple(z(v) if z else v for z, v in zip(zone, decode(data), strict=True))
+        return _tuple_decoder([spec.value_type.field(i).type for i in range(spec.value_type.num_fields)])
     return _decoder(spec.value_type)
+
+
+def _tuple_decoder(types: Sequence[pa.DataType]) -> Callable[[bytes], Any]:
+    kind: Any = tuple[tuple(_nullable(t) for t in types)]  # type: ignore[misc]
+    decode = msgspec.msgpack.Decoder(kind).decode
+    zones = [_zone(t) for t in types]
+    if not any(zones):
+        return decode
+    return lambda data: tuple(z(v) if z else v for z, v in zip(zones, decode(data), strict=True))
 
 
 def _decoder(kind: pa.DataType) -> Callable[[bytes], Any]:
@@ -78,10 +81,11 @@ def key_decoder(kind: pa.DataType) -> Callable[[bytes], Any]:
 
 def entry_decoder(key_types: Sequence[pa.DataType], spec: TableSpec) -> Callable[[bytes], Any]:
     """Bytes of an entry's full key (the key, or key and inner key) back to Python values."""
-    parts = [_nullable(t) for t in key_types]
-    key: Any = parts[0] if len(parts) == 1 else tuple[tuple(parts)]  # type: ignore[misc]
+    types = [*key_types, *spec.extra]
     if spec.sub_type is None:
-        return msgspec.msgpack.Decoder(key).decode
+        return _decoder(types[0]) if len(types) == 1 else _tuple_decoder(types)
+    parts = [_nullable(t) for t in types]
+    key: Any = parts[0] if len(parts) == 1 else tuple[tuple(parts)]  # type: ignore[misc]
     entry: Any = tuple[key, python_type(spec.sub_type)]  # type: ignore[misc]
     return msgspec.msgpack.Decoder(entry).decode
 

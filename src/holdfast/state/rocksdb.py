@@ -10,13 +10,16 @@ An entry's key is
     key group (2 bytes) · state (1 byte) · length (2 bytes) · key (MessagePack) [· place (8 bytes) or inner key]
 
 and, for states with a TTL, a second one under the reserved group 0xffff orders entries by the time they
-were written, so that expiry reads what expires.
+were written, so that expiry reads what expires. For tables with due times it is one under 0xfffe: state
+(1 byte) · due (8 bytes) · key. Entries there that are stale by now are removed by whoever finds them. No key
+group comes near: there are 32768 at most.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import secrets
 import shutil
@@ -37,8 +40,8 @@ import rocksdict as rd
 from holdfast.data import schemas
 from holdfast.data.rows import column_values
 from holdfast.state import codec
-from holdfast.state.keygroups import key_groups
-from holdfast.state.shard import Place, ShardState, key_types_of
+from holdfast.state.due import EARLIEST, LATEST
+from holdfast.state.shard import Place, ShardState
 from holdfast.state.tables import (
     GONE,
     MISSING,
@@ -47,7 +50,7 @@ from holdfast.state.tables import (
     TableSpec,
     ValueTable,
     decode_values,
-    key_columns,
+    key_names,
     keys_of,
     order_bytes,
 )
@@ -56,6 +59,8 @@ from holdfast.state.versions import Damaged, Manifest
 BASE_AFTER_BYTES = 32 << 20
 BASE_AFTER_DELTAS = 100
 _TIME_GROUP = b"\xff\xff"
+_DUE_GROUP = b"\xff\xfe"
+_DUE_CHUNK = 1000
 _AT = struct.Struct(">Q")
 _PLACE = struct.Struct(">q")
 _ENTRY = struct.Struct(">HBH")
@@ -70,6 +75,8 @@ class _Values(ValueTable):
         self._state = state
         self.decode = codec.decoder(spec)
         self.count = 0
+        self._floor = EARLIEST
+        """No entry is due before this."""
 
     def prefetch_groups(self, keys: list[Any], groups: list[int]) -> None:
         pairs = zip(keys, groups, strict=True)
@@ -83,6 +90,59 @@ class _Values(ValueTable):
 
     def live(self) -> int:
         return self.count + self.new_keys()
+
+    def put_due(self, batch: rd.WriteBatch, name: bytes, key: Any, value: Any) -> None:
+        """Index when an entry is due from now on, and no more when it was, as far as that is known."""
+        at = self.spec.due_at
+        if at is None:
+            return
+        before = self.view.get(key)
+        if before is not None and (value is GONE or before[at] != value[at]):
+            batch.delete(self._due_name(before[at]) + order_bytes(key))
+        if value is not GONE:
+            batch.put(self._due_name(value[at]) + order_bytes(key), name)
+            self._floor = min(self._floor, value[at])
+
+    def _due_name(self, due: int) -> bytes:
+        return _DUE_GROUP + bytes((self.number,)) + _AT.pack(due - EARLIEST)
+
+    def next_due(self, since: int = EARLIEST) -> int | None:
+        return next((due for due, _ in self._look(since, LATEST, 16)), None)
+
+    def _due_keys(self, first: int, last: int) -> list[Any]:
+        return [key for _, key in self._look(first, last, _DUE_CHUNK)]
+
+    def _look(self, first: int, last: int, chunk: int) -> Iterator[tuple[int, Any]]:
+        """Due times and keys from `first` to `last`, in order. The values are in `view` from then on.
+
+        Stale entries are removed. The floor follows: a scan from below it would wade through what was removed.
+        """
+        at = self.spec.due_at
+        assert at is not None, f"{self.spec.name} has no due times"
+        if self._state.is_empty or last < self._floor:
+            return
+        lowest = first <= self._floor
+        decode_key = codec.entry_decoder(self._state.key_types, self.spec)
+        end = int.from_bytes(self._due_name(last), "big") + 1
+        scanned = scan(self._state.db, self._due_name(max(first, self._floor)), end.to_bytes(11, "big"))
+        while part := list(itertools.islice(scanned, chunk)):
+            stored: Any = self._state.db.get([name for _, name in part])
+            stale = rd.WriteBatch(raw_mode=True)
+            found = []
+            for (mark, _), data in zip(part, stored, strict=True):
+                value = None if data is None else self.decode(data)
+                if value is not None and self._due_name(value[at]) == mark[:11]:
+                    key = decode_key(mark[11:])
+                    self.view[key] = value
+                    found.append((int(value[at]), key))
+                else:
+                    stale.delete(mark)
+            self._state.db.write(stale)
+            if lowest and found:
+                self._floor, lowest = found[0][0], False
+            yield from found
+        if lowest:
+            self._floor = min(last + 1, LATEST)
 
 
 class _Entries(EntryTable):
@@ -146,6 +206,11 @@ class RocksState(ShardState):
         self._sweep()
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing is committed, so that there is no database to ask."""
+        return self._db is None
+
+    @property
     def db(self) -> rd.Rdict:
         """The database of this worker, opened when it is first needed."""
         if self._db is None:
@@ -157,11 +222,12 @@ class RocksState(ShardState):
         number = self._numbers[spec.name]
         return _Values(spec, number, self) if spec.kind == "value" else _Entries(spec, number, self)
 
-    def prefetch(self, keys: list[Any], groups: npt.NDArray[np.uint16]) -> None:
+    def prefetch(self, keys: list[Any], groups: npt.NDArray[np.uint16], table: str | None = None) -> None:
         distinct = dict(zip(keys, groups.tolist(), strict=True))
-        for table in self.tables.values():
-            if isinstance(table, _Values):
-                table.prefetch_groups(list(distinct), list(distinct.values()))
+        for name, one in self.tables.items():
+            wanted = not one.spec.extra if table is None else name == table
+            if wanted and isinstance(one, _Values):
+                one.prefetch_groups(list(distinct), list(distinct.values()))
 
     def _sweep(self) -> None:
         """Remove the databases of workers that are gone."""
@@ -223,7 +289,7 @@ class RocksState(ShardState):
         subs = column_values(rows["sub"]) if "sub" in rows.schema.names else [MISSING] * len(live)
         ats = column_values(rows["at"]) if "at" in rows.schema.names else [0] * len(live)
         keys = keys_of(rows)
-        groups = self._groups(keys)
+        groups = self.groups(keys, table.spec).tolist()
         batch = rd.WriteBatch(raw_mode=True)
         for key, group, sub, value, alive, at in zip(keys, groups, subs, values, live, ats, strict=True):
             name = entry_key(group, table.number, key)
@@ -248,6 +314,8 @@ class RocksState(ShardState):
         value: Any,
         at_ms: int,
     ) -> None:
+        if isinstance(table, _Values):
+            table.put_due(batch, name, key, value)
         if value is GONE:
             batch.delete(name)
         elif table.spec.ttl_ms is None:
@@ -257,12 +325,6 @@ class RocksState(ShardState):
             batch.put(name, at + codec.encode(value))
             entry = key if sub is MISSING else (key, sub)
             batch.put(_TIME_GROUP + bytes((table.number,)) + at + order_bytes(entry), name)
-
-    def _groups(self, keys: list[Any]) -> list[int]:
-        if not keys:
-            return []
-        columns = key_columns(keys, self.key_types, self.place.uid)
-        return key_groups(columns, self.place.key_groups).tolist()  # type: ignore[no-any-return]
 
     def _absorb(self, now_ms: int) -> None:
         for table in self.tables.values():
@@ -275,14 +337,16 @@ class RocksState(ShardState):
 
     def _absorb_values(self, table: _Values, now_ms: int) -> None:
         batch = rd.WriteBatch(raw_mode=True)
-        for (key, value), group in zip(table.changes.items(), self._groups(list(table.changes)), strict=True):
+        groups = self.groups(list(table.changes), table.spec).tolist()
+        for (key, value), group in zip(table.changes.items(), groups, strict=True):
             self._put(batch, table, entry_key(group, table.number, key), key, MISSING, value, now_ms)
         self.db.write(batch)
         table.changes, table.view = {}, {}
 
     def _absorb_entries(self, table: _Entries, now_ms: int) -> None:
         batch = rd.WriteBatch(raw_mode=True)
-        for (key, own), group in zip(table.changes.items(), self._groups(list(table.changes)), strict=True):
+        groups = self.groups(list(table.changes), table.spec).tolist()
+        for (key, own), group in zip(table.changes.items(), groups, strict=True):
             prefix = entry_key(group, table.number, key)
             if key in table.cleared:
                 for stored, _ in scan(self.db, prefix):
@@ -349,7 +413,6 @@ class RocksState(ShardState):
 
 def read_base(base: Path, manifest: Manifest) -> dict[str, pa.Table]:
     """The states in a base as rows of a delta, for those who look at a version without running it."""
-    types = key_types_of(manifest)
     rows: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory(prefix="holdfast-read-") as folder:
         clone(base, Path(folder) / "db")
@@ -357,7 +420,7 @@ def read_base(base: Path, manifest: Manifest) -> dict[str, pa.Table]:
         for number, name in enumerate(manifest.states):
             if name in manifest.schemas:
                 schema = schemas.from_text(manifest.schemas[name])
-                rows[name] = [_stored_row(k, v, schema, types) for k, v in _entries(db, number)]
+                rows[name] = [_stored_row(k, v, schema) for k, v in _entries(db, number)]
         db.close()
     return {
         name: pa.Table.from_pylist(found, schemas.from_text(manifest.schemas[name]))
@@ -366,18 +429,19 @@ def read_base(base: Path, manifest: Manifest) -> dict[str, pa.Table]:
 
 
 def _entries(db: rd.Rdict, number: int) -> Iterator[tuple[bytes, bytes]]:
-    for key, value in scan(db, b"", _TIME_GROUP):
-        if key[:2] != _TIME_GROUP and key[2] == number:
+    for key, value in scan(db, b"", _DUE_GROUP):
+        if key[2] == number:
             yield key, value
 
 
-def _stored_row(name: bytes, value: bytes, schema: pa.Schema, types: Sequence[pa.DataType]) -> dict[str, Any]:
+def _stored_row(name: bytes, value: bytes, schema: pa.Schema) -> dict[str, Any]:
     length = _ENTRY.unpack(name[:5])[2]
     kind = schema.field("value").type
     sub_type = schema.field("sub").type if "sub" in schema.names else None
     spec = TableSpec("", "value", kind)
-    key = codec.entry_decoder(types, spec)(name[5 : 5 + length])
-    row: dict[str, Any] = {f"k{i}": part for i, part in enumerate(key if len(types) > 1 else (key,))}
+    names = key_names(schema)
+    key = codec.entry_decoder([schema.field(n).type for n in names], spec)(name[5 : 5 + length])
+    row: dict[str, Any] = dict(zip(names, key if len(names) > 1 else (key,), strict=True))
     rest = name[5 + length :]
     if sub_type is not None:
         row["sub"] = (

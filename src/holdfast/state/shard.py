@@ -25,7 +25,8 @@ import pyarrow as pa
 
 from holdfast.data import schemas
 from holdfast.state import versions
-from holdfast.state.tables import Table, TableSpec
+from holdfast.state.keygroups import key_groups
+from holdfast.state.tables import Table, TableSpec, key_columns, key_names
 from holdfast.state.versions import Damaged, Folder, Manifest
 
 EMPTY = ""
@@ -97,9 +98,18 @@ class ShardState(abc.ABC):
     def _live(self) -> dict[str, int]:
         """Entries of each state, the overlays included."""
 
-    def prefetch(self, keys: list[Any], groups: npt.NDArray[np.uint16]) -> None:
-        """Have the values of these keys at hand."""
+    def prefetch(self, keys: list[Any], groups: npt.NDArray[np.uint16], table: str | None = None) -> None:
+        """Have the values of these keys at hand: in one table, or in all that are keyed by them alone."""
         return
+
+    def groups(self, keys: list[Any], spec: TableSpec) -> npt.NDArray[np.uint16]:
+        """The key groups of a table's keys, by the operator's own part of them."""
+        if not keys:
+            return np.zeros(0, np.uint16)
+        if spec.extra:
+            own = len(self.key_types)
+            keys = [k[0] for k in keys] if own == 1 else [k[:own] for k in keys]
+        return key_groups(key_columns(keys, self.key_types, self.place.uid), self.place.key_groups)
 
     def check_memory(self) -> None:
         """Raise before the operating system kills."""
@@ -204,7 +214,8 @@ class ShardState(abc.ABC):
         files = [] if before is None else list(before.files)
         changed = {}
         for name, table in self.tables.items():
-            rows = table.to_arrow(self.key_types, now_ms, self.place.uid) if self.key_types else None
+            types = [*self.key_types, *table.spec.extra]
+            rows = table.to_arrow(types, now_ms, self.place.uid) if self.key_types else None
             if rows is not None:
                 changed[name] = rows
         if not changed:
@@ -289,7 +300,8 @@ def _schemas_of(changed: dict[str, pa.Table]) -> dict[str, str]:
 
 
 def key_types_of(manifest: Manifest) -> list[pa.DataType]:
-    """The types of the key's columns in a stored version."""
+    """The types of the operator's key in a stored version."""
     for text in manifest.schemas.values():
-        return [f.type for f in schemas.from_text(text) if f.name[0] == "k" and f.name[1:].isdigit()]
+        schema = schemas.from_text(text)
+        return [schema.field(n).type for n in key_names(schema, "k")]
     return []

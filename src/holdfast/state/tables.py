@@ -3,9 +3,9 @@
 The changes are an overlay: nothing that was committed is touched before the driver's decision is known.
 A table is filled by a backend, read and written by handles, and sealed into Arrow rows (`to_arrow`):
 
-    key columns k0, k1, …   [sub]   value   live   [at]
+    key columns k0, k1, …   [x0, x1, …]   [sub]   value   live   [at]
 
-`sub` is a map's inner key or a list's place; a row with `live` false forgets, and with a null `sub` as
+The columns x0, x1, … are parts of the key beside the operator's own (`TableSpec.extra`). `sub` is a map's inner key or a list's place; a row with `live` false forgets, and with a null `sub` as
 well it forgets everything under its key. `at` is when the value was written, where the state has a TTL.
 """
 
@@ -25,6 +25,7 @@ from holdfast.data.exact import MISFITS, exact_array
 from holdfast.data.rows import column_values
 from holdfast.data.shown import shown
 from holdfast.errors import StateError
+from holdfast.state.due import EARLIEST, LATEST
 
 _COUNTED = 10_000
 
@@ -46,7 +47,12 @@ MISSING: Any = object()
 
 @dataclasses.dataclass(frozen=True)
 class TableSpec:
-    """What a state is: name, kind, types. `tuples`: values are tuples (of an aggregate), stored as structs."""
+    """What a state is: name, kind, types. `tuples`: values are tuples (of an aggregate), stored as structs.
+
+    Tables of tuples may have two more. `extra`: types of key parts behind the operator's own key, as a window's
+    start; keys are flat tuples then, also where the operator's key is one column. `due`: the field of the value,
+    int64 and never null, that says at which microsecond the entry is due.
+    """
 
     name: str
     kind: str
@@ -55,6 +61,16 @@ class TableSpec:
     ttl_ms: int | None = None
     default: Any = None
     tuples: bool = False
+    extra: tuple[pa.DataType, ...] = ()
+    due: str | None = None
+
+    def __post_init__(self) -> None:
+        assert self.tuples or not (self.extra or self.due), f"{self.name}: only tables of tuples have these"
+
+    @property
+    def due_at(self) -> int | None:
+        """Where in the value the due time stands."""
+        return None if self.due is None else int(self.value_type.get_field_index(self.due))
 
 
 class ValueTable:
@@ -82,26 +98,53 @@ class ValueTable:
         self.changes = {}
 
     def find(self, keys: list[Any]) -> tuple[npt.NDArray[np.bool_], list[pa.Array]]:
-        """For tuples: which keys have a value, and the values as columns, null where there is none."""
+        """For tuples: which keys have a committed value, and the values as columns, null where there is none."""
         lookup = self.view.get
         found = [lookup(k, MISSING) for k in keys]
         known = np.fromiter((f is not MISSING for f in found), dtype=bool, count=len(found))
         kinds = [self.spec.value_type.field(i).type for i in range(self.spec.value_type.num_fields)]
         blank = (None,) * len(kinds)
-        columns = zip(*(f if k else blank for f, k in zip(found, known.tolist(), strict=True)), strict=True)
+        values = [f if k else blank for f, k in zip(found, known.tolist(), strict=True)]
+        columns = zip(*values, strict=True) if values else ((),) * len(kinds)
         return known, [pa.array(list(c), type=t) for c, t in zip(columns, kinds, strict=True)]
 
-    def stage(self, keys: list[Any], columns: list[pa.Array]) -> None:
-        """For tuples: the new values of keys, as columns."""
-        self.changes = dict(zip(keys, zip(*(column_values(c) for c in columns), strict=True), strict=True))
+    def stage(
+        self, keys: list[Any], columns: list[pa.Array], gone: npt.NDArray[np.bool_] | None = None
+    ) -> None:
+        """For tuples: the new values of keys, as columns. Where `gone`, the key is forgotten, whatever they hold.
+
+        Keys come once each and were prefetched. A second call in an epoch replaces the first.
+        """
+        values: Iterable[Any] = zip(*(column_values(c) for c in columns), strict=True)
+        if gone is not None:
+            values = (GONE if dead else v for v, dead in zip(values, gone.tolist(), strict=True))
+        self.changes = dict(zip(keys, values, strict=True))
+
+    def due(self, upto: int) -> list[Any]:
+        """Committed keys that are due at `upto` or before, by due time and then by their bytes."""
+        return self.between(EARLIEST, upto + 1)
+
+    def between(self, low: int, high: int) -> list[Any]:
+        """Committed keys that are due from `low` on and before `high`, in the order of `due`."""
+        first, last = max(low, EARLIEST), min(high - 1, LATEST)
+        return self._due_keys(first, last) if first <= last else []
+
+    def next_due(self, since: int = EARLIEST) -> int | None:
+        """The earliest due time, from `since` on, of all that is committed; None where there is nothing."""
+        raise NotImplementedError
+
+    def _due_keys(self, first: int, last: int) -> list[Any]:
+        """Committed keys that are due from `first` to `last`, both included, in order."""
+        raise NotImplementedError
 
     def new_keys(self) -> int:
         """By how many keys the changes make the table grow; `view` must know which of them it has.
 
         For many changes to a large table it is projected from a sample: to look all of them up once more
-        would cost more than writing them.
+        would cost more than writing them. Not so where keys come and go: there an error would stay for ever.
         """
-        if len(self.changes) > _COUNTED and len(self.view) > _COUNTED and not self.forgets:
+        lasting = not (self.forgets or self.spec.extra or self.spec.due)
+        if len(self.changes) > _COUNTED and len(self.view) > _COUNTED and lasting:
             sample = list(itertools.islice(self.changes, 0, None, len(self.changes) // _COUNTED))
             known = sum(k in self.view for k in sample)
             return len(self.changes) * (len(sample) - known) // len(sample)
@@ -227,7 +270,8 @@ def _by_text(seen: dict[Any, Any]) -> list[tuple[Any, Any]]:
 def delta_rows(
     keys: list[pa.Array], sub: pa.Array | None, value: pa.Array, live: pa.Array, spec: TableSpec, now_ms: int
 ) -> pa.Table:
-    names = [f"k{i}" for i in range(len(keys))]
+    own = len(keys) - len(spec.extra)
+    names = [f"k{i}" if i < own else f"x{i - own}" for i in range(len(keys))]
     arrays = list(keys)
     if sub is not None:
         names.append("sub")
@@ -247,9 +291,14 @@ def key_columns(keys: list[Any], types: Sequence[pa.DataType], uid: str) -> list
     return [pa.array(list(part), type=t) for part, t in zip(zip(*keys, strict=True), types, strict=True)]
 
 
+def key_names(schema: pa.Schema, marks: str = "kx") -> list[str]:
+    """The names of stored key columns: the operator's own (`k`), those beside it (`x`), or both."""
+    return [n for n in schema.names if n[0] in marks and n[1:].isdigit()]
+
+
 def keys_of(table: pa.Table) -> list[Any]:
     """The keys of stored rows as Python values: tuples where the key has several columns."""
-    columns = [column_values(table.column(n)) for n in table.schema.names if n[0] == "k" and n[1:].isdigit()]
+    columns = [column_values(table.column(n)) for n in key_names(table.schema)]
     return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
 

@@ -26,6 +26,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from holdfast.state.tables import key_names
+
 MAGIC = b"HFD1"
 _ALIGN = 64
 """Arrow reads fastest, and without complaint, what starts at a multiple of this."""
@@ -237,7 +239,7 @@ def merge_tables(tables: Sequence[pa.Table], *, oldest: bool) -> pa.Table:
     A row that clears its key stays in front of what came after it, unless there is nothing older to clear.
     """
     table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
-    keys = [n for n in table.schema.names if n == "sub" or (n[0] == "k" and n[1:].isdigit())]
+    keys = key_names(table.schema) + (["sub"] if "sub" in table.schema.names else [])
     position = np.arange(table.num_rows)
     table = table.append_column("__row", pa.array(position))
     last = table.group_by(keys, use_threads=False).aggregate([("__row", "max")])["__row_max"].to_numpy()
