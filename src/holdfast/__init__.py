@@ -14,6 +14,8 @@ if TYPE_CHECKING:
         Aggregate,
         Context,
         KeyedProcess,
+        Timer,
+        TwoInputProcess,
         approx_distinct,
         count,
         first,
@@ -41,17 +43,21 @@ if TYPE_CHECKING:
     from holdfast.io.foreach import foreach_epoch
     from holdfast.io.memory import memory, records
     from holdfast.io.rate import rate
-    from holdfast.pipeline import KeyedStream, Pipeline, Stream
+    from holdfast.pipeline import ConnectedStreams, KeyedStream, Pipeline, Stream, WindowedStream
     from holdfast.state.descriptors import ListState, MapState, ValueState
+    from holdfast.time.watermarks import Watermarks, ascending, bounded, from_source, periodic, punctuated
+    from holdfast.time.windows import Assigner, Window, session, sliding, tumbling
 
 __version__ = "0.1.0"
 
 _HOME = {
     "Aggregate": "holdfast.functions",
+    "Assigner": "holdfast.time.windows",
     "Context": "holdfast.functions",
     "Decided": "holdfast.io.base",
     "HoldfastError": "holdfast.errors",
     "KeyedProcess": "holdfast.functions",
+    "ConnectedStreams": "holdfast.pipeline",
     "KeyedStream": "holdfast.pipeline",
     "Limit": "holdfast.io.base",
     "ListState": "holdfast.state.descriptors",
@@ -66,14 +72,22 @@ _HOME = {
     "StagedFile": "holdfast.io.base",
     "Stream": "holdfast.pipeline",
     "Target": "holdfast.io.base",
+    "Timer": "holdfast.functions",
+    "TwoInputProcess": "holdfast.functions",
     "ValueState": "holdfast.state.descriptors",
+    "Watermarks": "holdfast.time.watermarks",
+    "Window": "holdfast.time.windows",
+    "WindowedStream": "holdfast.pipeline",
     "approx_distinct": "holdfast.functions",
+    "ascending": "holdfast.time.watermarks",
+    "bounded": "holdfast.time.watermarks",
     "console": "holdfast.io.console",
     "count": "holdfast.functions",
     "errors": "holdfast.errors",
     "files": "holdfast.io.files",
     "first": "holdfast.functions",
     "foreach_epoch": "holdfast.io.foreach",
+    "from_source": "holdfast.time.watermarks",
     "jsonl": "holdfast.io.folder",
     "last": "holdfast.functions",
     "max": "holdfast.functions",
@@ -81,10 +95,15 @@ _HOME = {
     "memory": "holdfast.io.memory",
     "min": "holdfast.functions",
     "parquet": "holdfast.io.folder",
+    "periodic": "holdfast.time.watermarks",
+    "punctuated": "holdfast.time.watermarks",
     "rate": "holdfast.io.rate",
     "records": "holdfast.io.memory",
+    "session": "holdfast.time.windows",
+    "sliding": "holdfast.time.windows",
     "sum": "holdfast.functions",
     "testing": "holdfast.testing",
+    "tumbling": "holdfast.time.windows",
 }
 """Where each public name is defined."""
 
@@ -105,6 +124,8 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "Aggregate",
+    "Assigner",
+    "ConnectedStreams",
     "Context",
     "Decided",
     "HoldfastError",
@@ -123,14 +144,22 @@ __all__ = [
     "StagedFile",
     "Stream",
     "Target",
+    "Timer",
+    "TwoInputProcess",
     "ValueState",
+    "Watermarks",
+    "Window",
+    "WindowedStream",
     "approx_distinct",
+    "ascending",
+    "bounded",
     "console",
     "count",
     "errors",
     "files",
     "first",
     "foreach_epoch",
+    "from_source",
     "jsonl",
     "last",
     "max",
@@ -138,8 +167,13 @@ __all__ = [
     "memory",
     "min",
     "parquet",
+    "periodic",
+    "punctuated",
     "rate",
     "records",
+    "session",
+    "sliding",
     "sum",
     "testing",
+    "tumbling",
 ]

@@ -5,16 +5,19 @@ How they are run, in batches and combined before the exchange, is `engine.keyed`
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import random
 import uuid
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from holdfast.data.types import arrow_type
 from holdfast.errors import PipelineError
 from holdfast.state.descriptors import State
+from holdfast.time.units import EPOCH, MIN_TIME, watermark_ms
 
 Record = dict[str, Any]
 
@@ -30,10 +33,26 @@ class Context:
         now_ms: the epoch's processing time, in milliseconds since 1970.
     """
 
-    __slots__ = ("_order", "_outputs", "_random", "epoch", "now_ms", "uid")
+    __slots__ = (
+        "_at",
+        "_key",
+        "_order",
+        "_outputs",
+        "_random",
+        "_timers",
+        "_watermark",
+        "epoch",
+        "now_ms",
+        "uid",
+    )
 
     def __init__(
-        self, uid: str, epoch: int, now_ms: int, outputs: dict[str, list[Record]] | None = None
+        self,
+        uid: str,
+        epoch: int,
+        now_ms: int,
+        outputs: dict[str, list[Record]] | None = None,
+        watermark: int = MIN_TIME,
     ) -> None:
         self.uid = uid
         self.epoch = epoch
@@ -41,6 +60,51 @@ class Context:
         self._outputs = {} if outputs is None else outputs
         self._order = ""
         self._random: random.Random | None = None
+        self._watermark = watermark
+        self._at: int | None = None
+        self._key: Any = None
+        self._timers: TimerBook | None = None
+
+    @property
+    def time_ms(self) -> int | None:
+        """The event time of the record or timer at hand; None where the stream has none."""
+        return None if self._at is None else self._at // 1000
+
+    @property
+    def watermark_ms(self) -> int:
+        """The event clock: no record at or below it is still to come, except late ones.
+
+        While records are processed it is that of the epoch's start; when timers fire, that of its end.
+        """
+        return watermark_ms(self._watermark)
+
+    def set_timer(self, at: int | datetime.datetime, name: str = "") -> None:
+        """Have `on_timer` called for this key when event time has passed `at`: milliseconds since 1970, or a datetime.
+
+        The same time and name twice is one timer. One in the past fires at the end of this epoch.
+        """
+        self._book().set(EVENT, self._key, instant_us(at), name)
+
+    def delete_timer(self, at: int | datetime.datetime, name: str = "") -> None:
+        """Take a timer back; nothing happens where there is none."""
+        self._book().delete(EVENT, self._key, instant_us(at), name)
+
+    def set_clock_timer(self, at: int | datetime.datetime, name: str = "") -> None:
+        """Have `on_timer` called in the first epoch whose processing time (`now_ms`) is `at` or later."""
+        self._book().set(CLOCK, self._key, instant_us(at), name)
+
+    def delete_clock_timer(self, at: int | datetime.datetime, name: str = "") -> None:
+        """Take a timer on processing time back."""
+        self._book().delete(CLOCK, self._key, instant_us(at), name)
+
+    def _book(self) -> TimerBook:
+        if self._timers is None:
+            raise PipelineError(
+                "A timer was set, but the function has no on_timer.",
+                uid=self.uid,
+                remedy="Define on_timer(self, key, timer, ctx) on the class.",
+            )
+        return self._timers
 
     def emit(self, tag: str, record: Record) -> None:
         """Send a record to the side output `tag`; have it with `stream.side(tag)`."""
@@ -68,6 +132,53 @@ class Context:
         """A key group starts: what is random in it must not depend on which shard runs it."""
         self._order = order
         self._random = None
+
+
+EVENT, CLOCK = "event", "clock"
+"""What a timer follows: event time, or processing time."""
+
+
+class TimerBook(Protocol):
+    """Where timers are set and deleted."""
+
+    def set(self, kind: str, key: Any, at_us: int, name: str) -> None: ...
+
+    def delete(self, kind: str, key: Any, at_us: int, name: str) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Timer:
+    """A timer that is due: when it was set for, its name, and which time it follows ("event" or "clock")."""
+
+    at_us: int
+    name: str
+    kind: str
+
+    @property
+    def at_ms(self) -> int:
+        """Milliseconds since 1970."""
+        return self.at_us // 1000
+
+    @property
+    def at(self) -> datetime.datetime:
+        """As a datetime in UTC."""
+        return EPOCH + datetime.timedelta(microseconds=self.at_us)
+
+
+def instant_us(at: int | datetime.datetime) -> int:
+    """Microseconds of a time that a function gives: milliseconds since 1970, or a datetime, without a zone in UTC.
+
+    >>> instant_us(2), instant_us(datetime.datetime(1970, 1, 1, 0, 0, 1))
+    (2000, 1000000)
+    """
+    if isinstance(at, datetime.datetime):
+        at = at if at.tzinfo is not None else at.replace(tzinfo=datetime.timezone.utc)
+        return (at - EPOCH) // datetime.timedelta(microseconds=1)
+    if isinstance(at, bool) or not isinstance(at, int):
+        raise PipelineError(
+            f"{at!r} is no time for a timer.", remedy="Give milliseconds since 1970 as an int, or a datetime."
+        )
+    return at * 1000
 
 
 class KeyedProcess:
@@ -104,8 +215,51 @@ class KeyedProcess:
         """Take one record of one key; yield records, or return a list of them or None."""
         raise NotImplementedError
 
+    def takes(self) -> list[Callable[..., Any]]:
+        """The functions that take records, one for each side."""
+        return [self.process]
+
+    def on_timer(self, key: Any, timer: Timer, ctx: Context) -> Iterable[Record] | None:
+        """A timer of this key is due; states are the key's, and records may be emitted as in `process`."""
+        raise NotImplementedError
+
     def close(self) -> None:
         """Called when the worker lets the function go to run another program; not when it is killed."""
+
+
+class TwoInputProcess(KeyedProcess):
+    """A function with state for each key that takes records of two streams: see `KeyedStream.connect`.
+
+    Both sides see the same states and timers of a key. In each epoch those of the left come before those of the
+    right, and event time is that of the slower one.
+
+    >>> import holdfast as hf
+    >>> class Named(hf.TwoInputProcess):
+    ...     name = hf.ValueState(str, default="?")
+    ...
+    ...     def process_left(self, key, record, ctx):
+    ...         self.name.value = record["name"]
+    ...
+    ...     def process_right(self, key, record, ctx):
+    ...         yield {"id": key, "name": self.name.value, "amount": record["amount"]}
+    >>> pipeline = hf.Pipeline("named")
+    >>> people = pipeline.read("people", hf.records([{"id": 1, "name": "Ann"}])).key_by("id")
+    >>> orders = pipeline.read("orders", hf.records([{"who": 1, "amount": 5}])).key_by("who")
+    >>> people.connect(orders).process("named", Named()).write("out", hf.memory())
+    >>> hf.testing.run(pipeline).rows("out")
+    [{'id': 1, 'name': 'Ann', 'amount': 5}]
+    """
+
+    def process_left(self, key: Any, record: Record, ctx: Context) -> Iterable[Record] | None:
+        """Take a record of the first stream."""
+        raise NotImplementedError
+
+    def process_right(self, key: Any, record: Record, ctx: Context) -> Iterable[Record] | None:
+        """Take a record of the second stream."""
+        raise NotImplementedError
+
+    def takes(self) -> list[Callable[..., Any]]:
+        return [self.process_left, self.process_right]
 
 
 class Aggregate:

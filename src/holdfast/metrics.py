@@ -16,6 +16,22 @@ import msgspec
 _NUMBERS = itertools.count()
 
 
+class Watermark(msgspec.Struct, frozen=True):
+    """How far event time is at one `event_time` operator, and who holds it."""
+
+    ms: int | None
+    """The watermark in milliseconds since 1970; None: nothing is known yet, or everything has ended."""
+    lag_ms: int | None
+    """How far it is behind the epoch's processing time."""
+    split: str
+    """The split that holds it back; empty where nobody does."""
+    still_ms: int
+    """For how long it has not moved, while epochs went on."""
+    idle: list[str] = []
+    """Splits that are not waited for."""
+    ended: bool = False
+
+
 class EpochFacts(msgspec.Struct, frozen=True):
     """What one epoch did. Times are milliseconds from the start of planning."""
 
@@ -35,6 +51,10 @@ class EpochFacts(msgspec.Struct, frozen=True):
     reloads: int
     worker_rss_bytes: int = 0
     """The memory of the largest worker that holds a shard."""
+    late_records: dict[str, int] = {}
+    """Records that came too late for an operator, by its uid."""
+    watermarks: dict[str, Watermark] = {}
+    """Event time, by uid of the operator that assigns it."""
 
     @property
     def latency_ms(self) -> float:
@@ -79,6 +99,9 @@ class Status(msgspec.Struct):
     state_keys: int = 0
     state_bytes: int = 0
     bad_records: dict[str, int] = {}
+    late_records: dict[str, int] = {}
+    watermarks: dict[str, Watermark] = {}
+    """Event time, by uid of the operator that assigns it."""
     policy: str = ""
     """When checkpoints are made."""
     checkpoint: int = 0

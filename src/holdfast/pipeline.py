@@ -12,9 +12,13 @@ import pyarrow as pa
 
 from holdfast.data.types import arrow_schema
 from holdfast.errors import PipelineError
-from holdfast.functions import Aggregate, Column, KeyedProcess
+from holdfast.functions import Aggregate, Column, KeyedProcess, TwoInputProcess
 from holdfast.io.base import DEAD_LETTER, Sink, Source
 from holdfast.plan import graph as g
+from holdfast.plan.times import LATE, UNTIMED, WINDOW_END, WINDOW_START, WindowBody
+from holdfast.time.units import duration_us
+from holdfast.time.watermarks import EventTime, Watermarks, bounded
+from holdfast.time.windows import Assigner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -141,6 +145,61 @@ class Stream:
         inputs = self._inputs + tuple(i for o in others for i in o._inputs)
         return Stream(self._pipeline, inputs)
 
+    def event_time(
+        self,
+        column: str,
+        *,
+        out_of_order: Any = "0s",
+        watermark: Watermarks | None = None,
+        unit: str | None = None,
+        idle_after: Any = None,
+        align: str | None = None,
+        drift: Any = None,
+        missing: str = "fail",
+        uid: str | None = None,
+    ) -> Stream:
+        """Say where the records have their time, and how far behind the greatest a record may come.
+
+        The column stays the time of the stream from here on: keep it in functions that make new records.
+
+        Args:
+            column: Arrow timestamps or dates; or integers, then say their `unit` ("s", "ms", "us", "ns").
+            out_of_order: how much later than its successors a record may come; later ones are late.
+            watermark: another rule than `out_of_order`: `hf.periodic`, `hf.punctuated`, `hf.from_source`, or your own.
+            idle_after: a split with nothing to read for so long is not waited for.
+            align: the name of a group of streams that are kept together: a source that is more than `drift`
+                ahead of the slowest of its group waits.
+            missing: "fail" for a record without a time, or "side": have those with `stream.side("untimed")`.
+            uid: under which name its watermarks are kept; by default made of its input's.
+
+        >>> import holdfast as hf
+        >>> rows = [{"user": "ann", "at": 1_000}, {"user": "ann", "at": 9_000}, {"user": "ann", "at": 12_000}]
+        >>> pipeline = hf.Pipeline("visits")
+        >>> timed = pipeline.read("rows", hf.records(rows)).event_time("at", unit="ms", out_of_order="1s")
+        >>> counted = timed.key_by("user").window(hf.tumbling("10s")).aggregate("visits", n=hf.count())
+        >>> counted.map(lambda r: {"n": r["n"]}).write("out", hf.memory())
+        >>> hf.testing.run(pipeline).rows("out")
+        [{'n': 2}, {'n': 1}]
+        """
+        where = g.caller()
+        if missing not in ("fail", "side"):
+            raise PipelineError(f"missing={missing!r} is not known.", where=where, remedy='"fail" or "side".')
+        if align is not None and drift is None:
+            raise PipelineError("align needs a drift.", where=where, remedy='Say how far ahead: drift="1m".')
+        body = EventTime(
+            column,
+            unit,
+            bounded(out_of_order) if watermark is None else watermark,
+            None if idle_after is None else max(1, duration_us(idle_after) // 1000),
+            align,
+            0 if drift is None else duration_us(drift),
+            missing,
+        )
+        if uid is None:
+            uid = f"{self._pipeline._nodes[self._inputs[0].node].uid}.time"
+        tags = (g.MAIN, UNTIMED) if missing == "side" else (g.MAIN,)
+        return self._pipeline._add(g.EVENT_TIME, uid, body, self._inputs, tags=tags)
+
     def key_by(self, *key: str | Callable[[Record], Any]) -> KeyedStream:
         """The stream divided by a key: a column, several columns (a tuple), or a function of the record.
 
@@ -202,15 +261,40 @@ class KeyedStream:
         """Run a `KeyedProcess`: a function with state for each key."""
         if isinstance(function, type) and issubclass(function, KeyedProcess):
             function = function()
-        if not isinstance(function, KeyedProcess):
+        if not isinstance(function, KeyedProcess) or isinstance(function, TwoInputProcess):
             raise PipelineError(
-                f"process needs a KeyedProcess, not {function!r}.",
+                f"process needs a KeyedProcess of one input, not {function!r}.",
                 uid=str(uid),
                 where=g.caller(),
-                remedy="Derive a class from hf.KeyedProcess and pass an instance of it.",
+                remedy="Derive a class from hf.KeyedProcess and pass an instance of it. For a TwoInputProcess: "
+                "left.connect(right).process(…).",
             )
         tags = (g.MAIN, *function.side_outputs)
         return self._pipeline._add(g.PROCESS, uid, function, self._inputs, tags=tags, schema=schema)
+
+    def connect(self, other: KeyedStream) -> ConnectedStreams:
+        """This stream and another, keyed alike, for a function that takes both: `hf.TwoInputProcess`."""
+        if not isinstance(other, KeyedStream):
+            raise PipelineError(
+                "Only keyed streams can be connected.", where=g.caller(), remedy="Key both: .key_by(column)."
+            )
+        if other._pipeline is not self._pipeline:
+            raise PipelineError("Only streams of one pipeline can be connected.", where=g.caller())
+        right = tuple(g.Input(i.node, i.tag, i.key, 1) for i in other._inputs)
+        return ConnectedStreams(self._pipeline, self._inputs + right)
+
+    def window(self, assigner: Assigner) -> WindowedStream:
+        """Divide each key's records by time: `hf.tumbling("10s")`, `hf.sliding`, `hf.session`, or your own assigner.
+
+        The stream needs an event time: see `Stream.event_time`.
+        """
+        if not isinstance(assigner, Assigner):
+            raise PipelineError(
+                f"{assigner!r} is no window.",
+                where=g.caller(),
+                remedy='Use hf.tumbling("10s"), hf.sliding("1m", "10s"), hf.session("30s") or your own Assigner.',
+            )
+        return WindowedStream(self._pipeline, self._inputs, self._key, assigner)
 
     def reduce(self, uid: str, function: Callable[[Record, Record], Record], *, schema: Any = None) -> Stream:
         """Keep one record for each key, made of all its records by an associative function of two.
@@ -228,18 +312,76 @@ class KeyedStream:
         function), and the aggregates under the names given. They are computed in batches, and combined
         before the exchange.
         """
-        if not columns:
-            raise PipelineError("aggregate needs at least one aggregate.", uid=str(uid), where=g.caller())
-        for name, column in columns.items():
-            if not isinstance(column, (Column, Aggregate)):
-                raise PipelineError(
-                    f"{name}={column!r} is no aggregate.",
-                    uid=str(uid),
-                    where=g.caller(),
-                    remedy="Use hf.count(), hf.sum(column), … or an instance of your own hf.Aggregate.",
-                )
-            if name in (self._key.columns or ("key",)):
-                raise PipelineError(
-                    f"{name!r} is both a key and an aggregate.", uid=str(uid), where=g.caller()
-                )
+        _check_aggregates(uid, columns, self._key.columns or ("key",))
         return self._pipeline._add(g.AGGREGATE, uid, dict(columns), self._inputs)
+
+
+def _check_aggregates(uid: str, columns: dict[str, Column | Aggregate], taken: tuple[str, ...]) -> None:
+    if not columns:
+        raise PipelineError("aggregate needs at least one aggregate.", uid=str(uid), where=g.caller())
+    for name, column in columns.items():
+        if not isinstance(column, (Column, Aggregate)):
+            raise PipelineError(
+                f"{name}={column!r} is no aggregate.",
+                uid=str(uid),
+                where=g.caller(),
+                remedy="Use hf.count(), hf.sum(column), … or an instance of your own hf.Aggregate.",
+            )
+        if name in taken:
+            raise PipelineError(f"{name!r} is both a key and an aggregate.", uid=str(uid), where=g.caller())
+
+
+class ConnectedStreams:
+    """Two keyed streams that one function takes."""
+
+    def __init__(self, pipeline: Pipeline, inputs: tuple[g.Input, ...]) -> None:
+        self._pipeline, self._inputs = pipeline, inputs
+
+    def process(self, uid: str, function: TwoInputProcess, *, schema: Any = None) -> Stream:
+        """Run a `TwoInputProcess`: a function with state for each key that both streams share."""
+        if isinstance(function, type) and issubclass(function, TwoInputProcess):
+            function = function()
+        if not isinstance(function, TwoInputProcess):
+            raise PipelineError(
+                f"Connected streams need a TwoInputProcess, not {function!r}.",
+                uid=str(uid),
+                where=g.caller(),
+                remedy="Derive a class from hf.TwoInputProcess and pass an instance of it.",
+            )
+        tags = (g.MAIN, *function.side_outputs)
+        return self._pipeline._add(g.PROCESS, uid, function, self._inputs, tags=tags, schema=schema)
+
+
+class WindowedStream:
+    """A keyed stream divided by time."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        inputs: tuple[g.Input, ...],
+        key: g.Key,
+        assigner: Assigner,
+        lateness_us: int = 0,
+    ) -> None:
+        self._pipeline, self._inputs, self._key, self._assigner = pipeline, inputs, key, assigner
+        self._lateness_us = lateness_us
+
+    def allowed_lateness(self, lateness: Any) -> WindowedStream:
+        """Keep windows so much longer: a record that comes late, but within it, makes its window's result come again.
+
+        What comes later still is counted, and can be had with `stream.side("late")`.
+        """
+        us = duration_us(lateness)
+        if us < 0:
+            raise PipelineError(f"Lateness can't be {lateness!r}.", where=g.caller())
+        return WindowedStream(self._pipeline, self._inputs, self._key, self._assigner, us)
+
+    def aggregate(self, uid: str, **columns: Column | Aggregate) -> Stream:
+        """Aggregates of each key and window, computed in batches, combined before the exchange.
+
+        One record when the watermark passes the window's end: the key's columns, `window_start` and `window_end`, and the
+        aggregates under the names given. They are emitted in the epoch in which the watermark passes.
+        """
+        _check_aggregates(uid, columns, (*(self._key.columns or ("key",)), WINDOW_START, WINDOW_END))
+        body = WindowBody(self._assigner, dict(columns), self._lateness_us)
+        return self._pipeline._add(g.WINDOW, uid, body, self._inputs, tags=(g.MAIN, LATE))

@@ -21,9 +21,11 @@ from holdfast.config import Settings
 from holdfast.data.rows import copy_value, to_rows
 from holdfast.engine.build import build_program, build_stages
 from holdfast.engine.epoch import Again, Done, Failed, Lacking, assign, decide, judge, stamps, texts
-from holdfast.engine.keyed import ProcessOperator
+from holdfast.engine.keyed import Held, ProcessOperator
 from holdfast.engine.local import LocalRunner
 from holdfast.engine.program import Header, declared_schemas
+from holdfast.engine.timers import Timers
+from holdfast.engine.timing import is_due, must_wait, plan_time, taken_up
 from holdfast.errors import EngineError
 from holdfast.functions import Context, KeyedProcess
 from holdfast.io.base import Decided, Limit, Sink, SinkWriter, TableWriter, Target, staged_table
@@ -31,10 +33,12 @@ from holdfast.io.contract import check_sink, check_source
 from holdfast.log.records import Commit, Plan
 from holdfast.plan import graph as g
 from holdfast.plan.stages import Stages
+from holdfast.plan.times import assigners
 from holdfast.state.backends import open_state
 from holdfast.state.inspect import read_state, shard_tables
 from holdfast.state.shard import EMPTY, Place
 from holdfast.state.versions import Folder
+from holdfast.time.units import MIN_TIME
 
 if TYPE_CHECKING:
     from holdfast.pipeline import Pipeline
@@ -71,29 +75,52 @@ class Harness:
         place = Place(self._node.uid, 0, self._folder.name, 1)
         self._state = open_state(backend, place, self._operator.specs(None) or [])
         self._stamp, self._epoch = EMPTY, 0
+        self._watermark = MIN_TIME
         self.now_ms = now_ms
         self.side: dict[str, list[dict[str, Any]]] = {t: [] for t in function.side_outputs}
 
-    def process(self, key: Any, *records: dict[str, Any]) -> list[dict[str, Any]]:
-        """What the function emits for these records of one key."""
-        self._epoch += 1
-        assert self._state.begin(self._stamp, self.now_ms)
-        outputs = {t: _Collect() for t in self._node.tags}
+    def process(
+        self, key: Any, *records: dict[str, Any], at_ms: int | None = None, side: int = 0
+    ) -> list[dict[str, Any]]:
+        """What the function emits for these records of one key, and for timers that are due then.
+
+        Args:
+            at_ms: their event time.
+            side: 0 or 1, for a function of two inputs.
+        """
         parts = key if isinstance(key, tuple) else (key,)
         self._state.key_types = [pa.array([p]).type for p in parts]
-        context = Context(self._node.uid, self._epoch, self.now_ms)
-        groups = np.zeros(len(records), dtype=np.uint16)
-        fed = [copy_value(r) for r in records]
-        self._operator.run([key] * len(records), fed, groups, self._state, context, outputs)
-        sealed = self._state.seal(f"{self._epoch:08d}-0", self._epoch, self.now_ms)
-        self._stamp = sealed.stamp
-        for tag, kept in self.side.items():
-            kept += outputs[tag].rows
-        return outputs[g.MAIN].rows
+        return self._run([key] * len(records), [copy_value(r) for r in records], at_ms, side)
 
-    def advance(self, milliseconds: int) -> None:
-        """Let the epoch's clock go on, for states with a TTL."""
+    def advance(self, milliseconds: int) -> list[dict[str, Any]]:
+        """Let the epoch's clock go on: states with a TTL expire, and timers on processing time fire."""
         self.now_ms += milliseconds
+        return self._run([], [], None, 0)
+
+    def advance_watermark(self, to_ms: int) -> list[dict[str, Any]]:
+        """Let event time go on: no record at or below `to_ms` is still to come. What timers emit."""
+        self._watermark = max(self._watermark, to_ms * 1000 + 999)
+        return self._run([], [], None, 0)
+
+    def _run(self, keys: list[Any], records: list[Any], at_ms: int | None, side: int) -> list[dict[str, Any]]:
+        operator, state = self._operator, self._state
+        self._epoch += 1
+        assert state.begin(self._stamp, self.now_ms)
+        context = Context(self._node.uid, self._epoch, self.now_ms, watermark=self._watermark)
+        timers = Timers(state) if operator.timed else None
+        context._timers = timers
+        held = Held()
+        times: list[int | None] | None = None if at_ms is None else [at_ms * 1000] * len(keys)
+        groups = np.zeros(len(keys), dtype=np.uint16)
+        if keys:
+            operator.run(keys, records, groups, state, context, held, times, operator.takes[side])
+        if timers is not None and state.key_types:
+            operator.fire(timers, state, context, held, self._watermark)
+        self._stamp = state.seal(f"{self._epoch:08d}-0", self._epoch, self.now_ms).stamp
+        out, sides = held.by_group(self._node.tags)
+        for tag, rows in sides.items():
+            self.side[tag] += rows
+        return out
 
     def state(self, name: str) -> dict[Any, Any]:
         """A state as a dict: by key, and for maps and lists by key and inner key or place."""
@@ -101,14 +128,6 @@ class Harness:
             return {}
         tables = dict(shard_tables(Folder(Path(self._folder.name)), self._stamp, self._node.uid, 0))
         return _as_dict(tables[name]) if name in tables else {}
-
-
-class _Collect:
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-
-    def push(self, batch: Any) -> None:
-        self.rows += batch.rows()
 
 
 def _as_dict(table: pa.Table) -> dict[Any, Any]:
@@ -174,6 +193,7 @@ def run(
     source_tasks: int = 2,
     now_ms: int = FIRST_MS,
     step_ms: int = 1000,
+    linger_ms: int = 0,
     plans: Sequence[Plan] | None = None,
     capture: bool = True,
     directory: str | Path | None = None,
@@ -184,6 +204,8 @@ def run(
         plans: recorded plans to follow exactly, instead of asking the sources.
         capture: keep what is written here, for `Result.rows`, and leave the user's sinks alone.
         now_ms: the clock of the first epoch; each further one is `step_ms` later.
+        linger_ms: for so long the clock goes on when there is nothing more to read: timers on processing time
+            fire, and splits become idle.
     """
     settings = Settings(backend=backend, key_groups=key_groups, max_records=max_records)
     folder = Path(directory or tempfile.mkdtemp(prefix="holdfast-run-"))
@@ -194,7 +216,8 @@ def run(
     made: list[Plan] = []
     commits: list[Commit] = []
     with contextlib.closing(runner):
-        for plan in plans or _ask(stages, known, epochs, max_records, source_tasks, now_ms, step_ms, commits):
+        clock = _Clock(now_ms, step_ms, linger_ms)
+        for plan in plans or _ask(stages, known, epochs, max_records, source_tasks, clock, commits):
             commit = _run_epoch(
                 program, runner, plan, {**known, **(commits[-1].schemas if commits else {})}, commits
             )
@@ -210,32 +233,53 @@ def run(
     return Result(made, commits, captured, folder, program.name)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Clock:
+    first_ms: int
+    step_ms: int
+    linger_ms: int
+
+
 def _ask(
     stages: Stages,
     known: dict[str, str],
     epochs: int,
     max_records: int,
     tasks: int,
-    now_ms: int,
-    step_ms: int,
+    clock: _Clock,
     commits: list[Commit],
 ) -> Iterator[Plan]:
     positions: dict[str, Any] = {}
-    for epoch in range(1, epochs + 1):
-        now = now_ms + (epoch - 1) * step_ms
-        offers = {
-            n.uid: n.body.plan(positions.get(n.uid), Limit(max_records, tasks, now))
-            for n in stages.graph.of_kind(g.SOURCE)
-        }
+    sources = {n.uid: n.body for n in stages.graph.of_kind(g.SOURCE)}
+    timers = assigners(stages)
+    before: tuple[Plan, Commit] | None = None
+    now, epoch, ends_ms = clock.first_ms, 1, None
+    while epoch <= epochs:
+        offers = {u: s.plan(positions.get(u), Limit(max_records, tasks, now)) for u, s in sources.items()}
+        offers = taken_up(offers, must_wait(timers, before), positions, drain=True)
+        timing = plan_time(timers, sources, offers, before, now)
         exhausted = all(o.exhausted for o in offers.values())
-        if not any(o.ranges for o in offers.values()) and (exhausted or epoch > 1):
-            return
+        nothing = not any(o.ranges for o in offers.values())
+        if nothing and not is_due(timing, before, now) and (exhausted or epoch > 1):
+            ends_ms = now + clock.linger_ms if ends_ms is None else ends_ms
+            if now >= ends_ms:
+                return
+            now += clock.step_ms
+            continue
         positions = {uid: o.position for uid, o in offers.items()}
-        yield Plan(
-            epoch, 1, now, assign(offers, tasks), positions, dict(commits[-1].schemas) if commits else known
+        plan = Plan(
+            epoch,
+            1,
+            now,
+            assign(offers, tasks),
+            positions,
+            dict(commits[-1].schemas) if commits else known,
+            [uid for uid, o in offers.items() if o.exhausted],
+            **timing.fields(),
         )
-        if exhausted:
-            return
+        yield plan
+        before = plan, commits[-1]
+        now, epoch = now + clock.step_ms, epoch + 1
 
 
 def _run_epoch(
@@ -251,6 +295,11 @@ def _run_epoch(
             stamps(before),
             pinned,
             f"r{attempt}" if attempt else "",
+            marks=plan.marks,
+            idle=plan.idle,
+            ended=plan.ended,
+            given=plan.given,
+            clocks=plan.clocks,
         )
         outcome = judge(program, len(plan.tasks), pinned, runner.run(plan, header))
         if isinstance(outcome, Failed):

@@ -92,7 +92,7 @@ def _exchange(stages: Stages, exchange: Exchange, tag: str) -> Text:
 
 
 def _combines(stages: Stages, exchange: Exchange) -> bool:
-    return stages.node(exchange.target).kind in (g.AGGREGATE, g.REDUCE)
+    return stages.node(exchange.target).kind in (g.AGGREGATE, g.REDUCE, g.WINDOW)
 
 
 def _states(node: g.Node) -> list[str]:

@@ -124,6 +124,8 @@ def _types(facts: dict[str, Any]) -> dict[str, str]:
         return {name: _type(state) for name, state in facts["states"].items()}
     if facts["kind"] == g.AGGREGATE:
         return {"state": ", ".join(f"{name}={kind}" for name, kind in facts["aggregates"].items())}
+    if facts["kind"] == g.WINDOW:
+        return {"windows": ", ".join(f"{name}={kind}" for name, kind in facts["aggregates"].items())}
     return {"state": "one record"}
 
 
@@ -179,6 +181,9 @@ def key_names(stored: pa.Table, facts: dict[str, Any]) -> list[str]:
 def friendly(stored: pa.Table, state: str, facts: dict[str, Any]) -> pa.Table:
     """A stored table with the names people know: the key's own columns, entry or place, the value's fields."""
     columns = {name: stored.column(i) for i, name in enumerate(key_names(stored, facts))}
+    extra = [n for n in stored.schema.names if n[0] == "x" and n[1:].isdigit()]
+    for name, column in zip(_extra_names(facts), extra, strict=False):
+        columns[name] = _time(stored[column]) if name in ("window", "at") else stored[column]
     if "sub" in stored.schema.names:
         columns["place" if facts["states"][state]["kind"] == "list" else "entry"] = stored["sub"]
     for name, column in _values(stored["value"], facts).items():
@@ -186,8 +191,24 @@ def friendly(stored: pa.Table, state: str, facts: dict[str, Any]) -> pa.Table:
     return pa.table(columns)
 
 
+def _extra_names(facts: dict[str, Any]) -> list[str]:
+    """What stands behind the key: the start of a window or pane, the place of a session, or a timer."""
+    if facts["kind"] != g.WINDOW:
+        return ["at", "name"]
+    return ["session"] if facts["window"]["kind"] == "session" else ["window"]
+
+
+def _time(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
+    return column.cast(pa.int64()).cast(pa.timestamp("us", "UTC"))
+
+
 def _values(value: pa.ChunkedArray, facts: dict[str, Any]) -> dict[str, Any]:
     """The value as columns: an aggregate's results, a record's fields, or just the value."""
+    if facts["kind"] == g.WINDOW:
+        flat = _flat(value)
+        names = [value.type.field(i).name for i in range(value.type.num_fields)]
+        bounds = {n: _time(flat.field(n)) for n in names if n in ("window.start", "window.end", "window.due")}
+        return {**bounds, **_results(flat, facts["aggregates"])}
     if facts["kind"] == g.AGGREGATE:
         return _results(_flat(value), facts["aggregates"])
     if pa.types.is_struct(value.type):

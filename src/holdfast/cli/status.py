@@ -63,6 +63,8 @@ def status_facts(directory: Directory) -> dict[str, Any]:
         "state_keys": sum(max(s.live.values(), default=0) for s in sealed),
         "state_bytes": sum(s.size_bytes for s in sealed),
         "bad_records": {} if told is None else told.bad_records,
+        "late_records": {} if told is None else told.late_records,
+        "watermarks": {} if told is None else msgspec.to_builtins(told.watermarks),
         "checkpoint": list_facts(directory)[-1:],
         "checkpoint_failures": 0 if told is None else told.checkpoint_failures,
         "policy": "" if told is None else told.policy,
@@ -131,6 +133,11 @@ def _shown(facts: dict[str, Any]) -> Table:
         ("bad records", ", ".join(f"{uid} {amount(n)}" for uid, n in facts["bad_records"].items()) or "0"),
         ("directory", facts["directory"]),
     ]
+    for uid, one in facts["watermarks"].items():
+        rows.append(("event time", _event_time(uid, one)))
+    if facts["watermarks"]:
+        late = ", ".join(f"{uid} {amount(n)}" for uid, n in facts["late_records"].items()) or "0"
+        rows.append(("late records", late))
     if facts["supervisor"]:
         watched = f"process {facts['supervisor']['pid']}, {facts['supervisor']['restarts']} restarts"
         rows.append(("supervisor", watched))
@@ -139,6 +146,21 @@ def _shown(facts: dict[str, Any]) -> Table:
     for name, value in rows:
         grid.add_row(Text(name, style="dim"), value if isinstance(value, Text) else Text(str(value)))
     return grid
+
+
+def _event_time(uid: str, one: dict[str, Any]) -> Text:
+    if one["ended"]:
+        return Text(f"{uid}: ended")
+    if one["lag_ms"] is None:
+        return Text(f"{uid}: not known yet; {one['split']} holds it back", style="yellow")
+    text = f"{uid}: {clock(max(0, one['lag_ms']) / 1000)} behind; {one['split'] or 'nobody'} holds it back"
+    if one["idle"]:
+        text += f"; idle: {', '.join(one['idle'])}"
+    still = one["still_ms"] >= 30_000
+    return Text(
+        f"{text}; not moved for {clock(one['still_ms'] / 1000)}" if still else text,
+        style="yellow" if still else "default",
+    )
 
 
 def _ran_s(facts: dict[str, Any]) -> float:

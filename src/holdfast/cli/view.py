@@ -12,7 +12,7 @@ from rich.text import Text
 
 from holdfast.cli.output import amount, clock, millis, size
 from holdfast.cli.watching import Seen
-from holdfast.metrics import Status
+from holdfast.metrics import Status, Watermark
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _COLOURS = {"starting": "yellow", "waiting": "yellow", "running": "green", "stopped": "cyan", "failed": "red"}
@@ -80,6 +80,7 @@ def _column(seen: Seen, status: Status) -> list[tuple[str, Text]]:
         ("backlog", _backlog(status)),
         ("state", Text(f"{amount(status.state_keys)} keys, {size(status.state_bytes)}")),
         ("bad records", Text(amount(seen.bad_records), style="bold red" if seen.bad_records else "dim")),
+        *_times(status),
         *_recovery(status),
         ("records/s", _strong(amount(status.records_per_s))),
     ]
@@ -89,6 +90,37 @@ def _recovery(status: Status) -> list[tuple[str, Text]]:
     if not status.bound_s:
         return []
     return [("recovery", _bound(status) + Text(f" of {status.deadline_s:g} s", style="dim"))]
+
+
+def _slowest(status: Status) -> tuple[str, Watermark] | None:
+    """The operator whose event time is furthest behind."""
+    open_still = [(u, w) for u, w in status.watermarks.items() if not w.ended]
+    unknown = [(u, w) for u, w in open_still if w.lag_ms is None]
+    return next(iter(unknown or sorted(open_still, key=lambda found: -(found[1].lag_ms or 0))), None)
+
+
+def _times(status: Status) -> list[tuple[str, Text]]:
+    """How far event time is behind; nothing where there is none."""
+    if not status.watermarks:
+        return []
+    slowest = _slowest(status)
+    if slowest is None:
+        return [("event time", Text("ended", style="dim"))]
+    lag_ms = slowest[1].lag_ms
+    if lag_ms is None:
+        return [("event time", Text("not known yet", style="yellow"))]
+    return [("event time", Text(f"{clock(max(0, lag_ms) / 1000)} behind", style="bold"))]
+
+
+def _held(status: Status, width: int) -> Text:
+    """Who holds event time back, and for how long it has not moved."""
+    slowest = _slowest(status)
+    if slowest is None or not slowest[1].split:
+        return Text("")
+    uid, one = slowest
+    still = f", still for {clock(one.still_ms / 1000)}" if one.still_ms >= 10_000 else ""
+    text = f"{one.split} holds {uid}{still}"
+    return Text(_fitting(text, width), style="yellow" if still else "dim")
 
 
 def _title(status: Status) -> Text:
@@ -133,6 +165,17 @@ def _figures(seen: Seen, status: Status, spark: int) -> Table:
             _checkpoint(status),
         ),
     ]
+    for label, value in _times(status):
+        late = sum(status.late_records.values())
+        rows.append(
+            (
+                label,
+                value,
+                _held(status, spark),
+                "late",
+                Text(amount(late), style="yellow" if late else "dim"),
+            )
+        )
     if status.bound_s:
         rows.append(("recovery", _bound(status), recovery_bar(status, spark), "deadline", _deadline(status)))
         rows.append(("", Text(""), _parts(status), "backup", _backup(status)))

@@ -12,7 +12,7 @@ The user's own aggregates and `reduce` go record by record and are combined in t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import datasketches as ds
@@ -99,6 +99,10 @@ class Combiner:
             return _ColumnCombiner(target, key, redact)
         return None
 
+    def sorted_out(self, table: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """Records as they are to be combined, and those that must not be, because they come too late."""
+        return table, table.slice(0, 0)
+
     def partial(self, table: pa.Table) -> pa.Table:
         """Records of a batch as partial results."""
         raise NotImplementedError
@@ -166,10 +170,11 @@ def key_columns_of(key: g.Key, schema: pa.Schema) -> list[str]:
 class Parts:
     """The columns that an aggregate operator keeps, and the three steps over them."""
 
-    def __init__(self, node: g.Node) -> None:
+    def __init__(self, node: g.Node, body: Mapping[str, Column | Aggregate] | None = None) -> None:
         self._node = node
-        self.columns: dict[str, Column] = {n: c for n, c in node.body.items() if isinstance(c, Column)}
-        self.own: dict[str, Aggregate] = {n: a for n, a in node.body.items() if isinstance(a, Aggregate)}
+        self._body: Mapping[str, Column | Aggregate] = node.body if body is None else body
+        self.columns: dict[str, Column] = {n: c for n, c in self._body.items() if isinstance(c, Column)}
+        self.own: dict[str, Aggregate] = {n: a for n, a in self._body.items() if isinstance(a, Aggregate)}
         self._plan: list[tuple[str, str | None, _Part]] = []
         for name, column in self.columns.items():
             parts = [_COUNT_ALL] if column.kind == "count" and column.column is None else _PARTS[column.kind]
@@ -306,7 +311,7 @@ class Parts:
         """What is emitted, by the user's names, in the user's order."""
         kept = dict(zip(self.names, columns, strict=True))
         made: list[tuple[str, pa.Array]] = []
-        for name, body in self._node.body.items():
+        for name, body in self._body.items():
             if isinstance(body, Aggregate):
                 made.append((name, self._own_result(body, kept[name], redact)))
             elif body.kind == "mean":

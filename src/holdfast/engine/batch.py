@@ -23,6 +23,11 @@ class Batch:
             return len(self._rows)
         return int(self._table.num_rows) if self._table is not None else 0
 
+    @property
+    def known_table(self) -> pa.Table | None:
+        """The table, where it is one already."""
+        return self._table if self._rows is None else None
+
     def rows(self) -> list[Row]:
         """The records as dicts that belong to whoever asks first: a table gives new ones each time."""
         return self._rows if self._rows is not None else conversion.to_rows(self._table)

@@ -13,6 +13,7 @@ from holdfast.io.base import Source
 from holdfast.log.records import Commit, Identity
 from holdfast.plan import graph as g
 from holdfast.plan.stages import Stages, cut
+from holdfast.plan.times import input_stamp
 from holdfast.state.descriptors import declared_states
 
 if TYPE_CHECKING:
@@ -29,7 +30,20 @@ def build_stages(pipeline: Pipeline) -> Stages:
         nodes.append(node)
     stages = cut(g.Graph(graph.name, tuple(nodes)))
     _check_columns(stages)
+    _check_times(stages)
     return stages
+
+
+def _check_times(stages: Stages) -> None:
+    """Raise for a window over a stream that has no event time, or several."""
+    for node in stages.graph.of_kind(g.WINDOW):
+        if input_stamp(stages.graph, node) is None:
+            raise PipelineError(
+                "A window needs event time, and its stream has none.",
+                uid=node.uid,
+                where=node.where,
+                remedy='Say where it is before key_by: stream.event_time("ts", out_of_order="5s").',
+            )
 
 
 def _check_columns(stages: Stages) -> None:
@@ -40,8 +54,9 @@ def _check_columns(stages: Stages) -> None:
         if schema is None:
             continue
         wanted = {name: "key by" for name in exchange.key.columns}
-        if target.kind == g.AGGREGATE:
-            columns = [c.column for c in target.body.values() if isinstance(c, Column) and c.column]
+        if target.kind in (g.AGGREGATE, g.WINDOW):
+            body = target.body if target.kind == g.AGGREGATE else target.body.columns
+            columns = [c.column for c in body.values() if isinstance(c, Column) and c.column]
             wanted.update(dict.fromkeys(columns, "aggregate"))
         for name, purpose in wanted.items():
             if name not in schema.names:
@@ -106,6 +121,9 @@ def _facts(node: g.Node) -> dict[str, Any]:
         return {"aggregates": shown, "key": _key(node)}
     if node.kind == g.REDUCE:
         return {"key": _key(node)}
+    if node.kind == g.WINDOW:
+        shown = {n: _describe(a) for n, a in node.body.columns.items()}
+        return {"window": node.body.assigner.facts(), "aggregates": shown, "key": _key(node)}
     return {"type": type(node.body).__name__}
 
 

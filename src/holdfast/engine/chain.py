@@ -6,28 +6,30 @@ Ends in sinks and exchanges. Built anew for each attempt from the stages of the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.data.rows import column_values
 from holdfast.engine.aggregate import Combiner, partial_edge
 from holdfast.engine.batch import Batch, SchemaBook
 from holdfast.engine.calls import reached, user_error
 from holdfast.engine.exchange import DataHead, data_blob, divide
+from holdfast.engine.keys import KEY, key_names
+from holdfast.engine.timed import Seen, TimeStep
+from holdfast.engine.windowed import combiner_for
 from holdfast.errors import PipelineError, SchemaError, SinkError
 from holdfast.io.base import Sink, SinkWriter, StagedFile, Target
 from holdfast.plan import graph as g
 from holdfast.plan.stages import Exchange, Stage, Stages, takers
+from holdfast.plan.times import UNTIMED, input_stamp
 from holdfast.state.keygroups import check_key_type, groups_of, key_groups
+from holdfast.time.units import MIN_TIME
 
 _COMBINED_ROWS = 1_000_000
 """So many records are held before they are combined: fewer, larger steps cost less."""
-KEY = "__key"
-"""Columns that carry the key through an exchange where it is a function of the record."""
 
 
 class Step(Protocol):
@@ -171,7 +173,14 @@ class ToExchange:
     mutates = False
 
     def __init__(
-        self, exchange: Exchange, target: g.Node, shape: Shape, book: SchemaBook, redact: bool, epoch: int
+        self,
+        exchange: Exchange,
+        target: g.Node,
+        shape: Shape,
+        book: SchemaBook,
+        redact: bool,
+        epoch: int,
+        combiner: Combiner | None,
     ) -> None:
         self._epoch = epoch
         self._exchange, self._target, self._shape, self._book, self._redact = (
@@ -185,7 +194,8 @@ class ToExchange:
         self._parts: list[pa.Table] = []
         self._partials: list[pa.Table] = []
         self._rows = 0
-        self._combiner = Combiner.of(target, exchange.key, redact)
+        self._combiner = combiner
+        self._late: list[pa.Table] = []
         self._sequence = 0
         self.blobs: list[tuple[int, bytes]] = []
 
@@ -210,10 +220,12 @@ class ToExchange:
         records, self._parts, self._rows = self._parts, [], 0
         if records:
             with self._naming_target():
-                self._partials.append(
-                    combiner.partial(pa.concat_tables(records, promote_options="permissive"))
-                )
-            self._book.note(partial_edge(self.edge), self._partials[-1].schema)
+                made, late = combiner.sorted_out(pa.concat_tables(records, promote_options="permissive"))
+                if late.num_rows:
+                    self._late.append(late)
+                if made.num_rows or not late.num_rows:
+                    self._partials.append(combiner.partial(made))
+                    self._book.note(partial_edge(self.edge), self._partials[-1].schema)
 
     def _keys_of(self, rows: list[Any]) -> list[Any]:
         key = self._exchange.key
@@ -259,6 +271,9 @@ class ToExchange:
         elif self._combiner is not None:
             self._combine(self._combiner)
             self._parts, self._partials = self._partials, []
+        if self._late:
+            self._dispatch(pa.concat_tables(self._late, promote_options="permissive"), upstream, late=True)
+            self._late = []
         if not self._parts:
             return
         table = (
@@ -270,9 +285,12 @@ class ToExchange:
         if self._combiner is not None and not self._combiner.by_record and several:
             with self._naming_target():
                 table = self._combiner.merged(table)
+        self._dispatch(table, upstream)
+
+    def _dispatch(self, table: pa.Table, upstream: int, *, late: bool = False) -> None:
         columns = self._key_columns(table)
         groups = key_groups(columns, self._shape.key_groups)
-        head = DataHead(self._exchange.id, self._exchange.order, upstream, self._sequence, self._epoch)
+        head = DataHead(self._exchange.id, self._exchange.order, upstream, self._sequence, self._epoch, late)
         self._sequence += 1
         for shard, part in divide(table, groups, self._shape.first_groups):
             self.blobs.append((shard, data_blob(head, part)))
@@ -308,19 +326,6 @@ def _no_such_column(name: str, there: list[str], target: g.Node) -> PipelineErro
     )
 
 
-def key_names(key: g.Key, schema: pa.Schema) -> list[str]:
-    """The columns that hold the key inside an exchange."""
-    if key.columns:
-        return list(key.columns)
-    return [n for n in schema.names if n.startswith(KEY)]
-
-
-def keys_in(table: pa.Table, names: list[str]) -> list[Any]:
-    """The keys of a table's rows as Python values."""
-    columns = [column_values(table.column(n)) for n in names]
-    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-
-
 class Shape:
     """How the key space is cut: the same for every keyed stage."""
 
@@ -347,9 +352,12 @@ class Chain:
         target: Target,
         redact: bool,
         only: Collection[int] | None = None,
+        clocks: Mapping[str, int] | None = None,
     ) -> None:
         self._stages, self._stage, self._shape, self._book = stages, stage, shape, book
         self._target, self._redact, self._only = target, redact, only
+        self._clocks = clocks or {}
+        self.seen = Seen()
         self.sinks: dict[int, _ToSink] = {}
         self.exchanges: dict[int, ToExchange] = {}
         self._built: dict[int, Step | None] = {}
@@ -375,6 +383,8 @@ class Chain:
             return None
         if node.kind == g.MAP_BATCHES:
             return _Tables(node, out, self._book, self._redact)
+        if node.kind == g.EVENT_TIME:
+            return TimeStep(node, out, self._fan(node, UNTIMED), self.seen, self._redact)
         return _Rows(node, out, self._redact)
 
     def _sink(self, node: g.Node) -> Step:
@@ -389,8 +399,14 @@ class Chain:
     def _leave(self, exchange: Exchange) -> Step:
         if exchange.id not in self.exchanges:
             target = self._stages.node(exchange.target)
+            stamp = None
+            if target.kind == g.WINDOW:
+                stamp = input_stamp(self._stages.graph, target)
+            combiner = combiner_for(
+                target, exchange.key, self._redact, self._clocks.get(target.uid, MIN_TIME), stamp
+            )
             self.exchanges[exchange.id] = ToExchange(
-                exchange, target, self._shape, self._book, self._redact, self._target.epoch
+                exchange, target, self._shape, self._book, self._redact, self._target.epoch, combiner
             )
         return self.exchanges[exchange.id]
 

@@ -24,17 +24,21 @@ def when_to_cut(
     exhausted: bool,
     drain: bool,
     empty: bool = False,
+    due: bool = False,
 ) -> Wait:
     """Whether to cut an epoch now.
 
     "interval": when the interval is over and there is data (or without, if `empty` ones are wanted), or at
     once when an epoch is full or more is waiting; "data": as soon as there is any; "full": only when an epoch
-    is full, or nothing more can come. Draining, whatever is there is taken at once, and the end comes when
+    is full, or nothing more can come. Where time itself is `due` (a timer, a split that has become idle, the end of a
+    source), an epoch is cut at once, with data or without. Draining, whatever is there is taken at once, and the end comes when
     there is nothing.
 
     >>> when_to_cut("data", 1, waited_s=0, records=0, full=False, backlog=0, exhausted=False, drain=False)
     <Wait.WAIT: 'wait'>
     """
+    if due:
+        return Wait.CUT
     if records == 0 and (exhausted or drain):
         return Wait.END
     if full or backlog > 0 or drain:

@@ -27,20 +27,24 @@ from holdfast.config import Settings
 from holdfast.engine.cut import Wait, when_to_cut
 from holdfast.engine.epoch import Again, Done, Failed, Lacking, assign, decide, judge, stamps, texts
 from holdfast.engine.program import Header, Program, Report, declared_schemas
+from holdfast.engine.timing import PlannedTime, is_due, must_wait, plan_time, shown_time, taken_up
 from holdfast.errors import EngineError, HoldfastError, JobLostError, SinkError
 from holdfast.faults.kinds import Fault
 from holdfast.faults.points import reach
 from holdfast.io.base import Decided, Limit, Offer, Sink, Source
 from holdfast.log.journal import Journal
 from holdfast.log.records import Commit, Plan
-from holdfast.metrics import EpochFacts
+from holdfast.metrics import EpochFacts, Watermark
 from holdfast.plan import graph as g
+from holdfast.plan.times import assigners
 from holdfast.recovery.guard import Guard
 from holdfast.recovery.recover import Recovery
 
 _log = logging.getLogger("holdfast.driver")
 
 MAINTAIN_EVERY_S = 5.0
+STILL_MS = 30_000
+"""A watermark that has not moved for so long is worth a warning."""
 _RUNS_TO_SETTLE = 4
 _LOST_JOBS = 6
 """So often a job of one epoch may be lost before the driver gives up."""
@@ -80,6 +84,9 @@ class Driver:
         graph = program.stages.graph
         self._sources: dict[str, Source] = {n.uid: n.body for n in graph.of_kind(g.SOURCE)}
         self._sinks: dict[str, g.Node] = {n.uid: n for n in graph.of_kind(g.SINK)}
+        self._assigners = assigners(program.stages)
+        self._moved_ms: dict[str, tuple[int, int]] = {}
+        self._told_still: set[str] = set()
         self._stop = threading.Event()
         self._upkeep = _Upkeep([n.body for n in self._sinks.values()], Path(program.staging))
         self._last: Commit | None = None
@@ -200,6 +207,7 @@ class Driver:
         while True:
             self._planning_at = time.perf_counter()  # waiting for data is no part of an epoch
             offers = self._offers()
+            timing = plan_time(self._assigners, self._sources, offers, self._before, self._polled_ms)
             wait = when_to_cut(
                 self._settings.cut,
                 self._settings.interval_s,
@@ -210,6 +218,7 @@ class Driver:
                 exhausted=all(o.exhausted for o in offers.values()),
                 drain=self._settings.drain,
                 empty=self._settings.empty_epochs,
+                due=is_due(timing, self._before, self._polled_ms),
             )
             if wait is Wait.CUT:
                 break
@@ -222,7 +231,7 @@ class Driver:
                 return None
             self._idle_s += time.monotonic() - idle
             self._look_around()
-        return self._fix(offers)
+        return self._fix(offers, timing)
 
     def _await_backup(self) -> bool:
         """Take nothing in while one more epoch would endanger the deadline; False: it is time to stop."""
@@ -261,7 +270,12 @@ class Driver:
             except HoldfastError as error:
                 node = self._program.stages.graph.by_uid(uid)
                 raise error.at(uid, node.where) from None
-        return offers
+        waiting = must_wait(self._assigners, self._before)
+        return taken_up(offers, waiting, self._positions, drain=self._settings.drain)
+
+    @property
+    def _before(self) -> tuple[Plan, Commit] | None:
+        return None if self._last is None or self._last_plan is None else (self._last_plan, self._last)
 
     def _is_full(self, offers: dict[str, Offer]) -> bool:
         return _count(offers) >= self._max_records or any(o.backlog > 0 for o in offers.values())
@@ -277,7 +291,7 @@ class Driver:
         self._journal.check_fence()
         return False
 
-    def _fix(self, offers: dict[str, Offer]) -> Plan:
+    def _fix(self, offers: dict[str, Offer], timing: PlannedTime) -> Plan:
         plan = Plan(
             epoch=self.last_epoch + 1,
             generation=self._journal.generation,
@@ -286,6 +300,7 @@ class Driver:
             positions={uid: o.position for uid, o in offers.items()},
             schemas=self._pinned,
             exhausted=[uid for uid, o in offers.items() if o.exhausted],
+            **timing.fields(),
         )
         self._backlog = sum(o.backlog for o in offers.values())
         self._cut_at = time.monotonic()
@@ -348,11 +363,29 @@ class Driver:
                 runs=runs,
                 reloads=reloads,
                 worker_rss_bytes=max((r.rss_bytes for r in reports), default=0),
+                late_records=commit.late,
+                watermarks=self._watermarks(plan, commit),
             )
         )
         self._journal_says_stop()
         if not self._stop.is_set():
             self._back_up()
+
+    def _watermarks(self, plan: Plan, commit: Commit) -> dict[str, Watermark]:
+        """Event time after an epoch; a watermark that stands still for long is told of, with what holds it."""
+        found = shown_time(self._assigners, plan, commit, self._moved_ms)
+        for uid, one in found.items():
+            if one.still_ms < STILL_MS:
+                self._told_still.discard(uid)
+            elif uid not in self._told_still and one.split and not one.ended:
+                self._told_still.add(uid)
+                _log.warning(
+                    "[%s] the watermark has not moved for %d s: %s holds it back (idle_after= lets it step out)",
+                    uid,
+                    one.still_ms // 1000,
+                    one.split,
+                )
+        return found
 
     # 5 Decide
 
@@ -438,6 +471,11 @@ class Driver:
             attempt=f"r{run}" if run > 1 else "",
             barrier=self._coordinator.barrier,
             keeping=self._coordinator.keeping,
+            marks=plan.marks,
+            idle=plan.idle,
+            ended=plan.ended,
+            given=plan.given,
+            clocks=plan.clocks,
         )
 
     def _located(self, error: HoldfastError) -> HoldfastError:

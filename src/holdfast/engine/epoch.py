@@ -15,6 +15,8 @@ from holdfast.engine.program import Program, Report
 from holdfast.errors import EngineError, HoldfastError, from_facts
 from holdfast.io.base import Offer, StagedFile
 from holdfast.log.records import Commit, Plan, PlannedRange, ShardCommit
+from holdfast.time.units import MIN_TIME
+from holdfast.time.watermarks import Clocks, Marks, merge, reached
 
 
 def assign(offers: Mapping[str, Offer], tasks: int) -> list[list[PlannedRange]]:
@@ -73,6 +75,11 @@ class Done:
     records_in: int
     records_out: dict[str, int]
     bad: dict[str, int]
+    marks: Marks = dataclasses.field(default_factory=dict)
+    """The watermarks that were seen."""
+    clocks: dict[str, int] = dataclasses.field(default_factory=dict)
+    late: dict[str, int] = dataclasses.field(default_factory=dict)
+    wake_ms: int | None = None
 
 
 Outcome = Failed | Again | Lacking | Done
@@ -124,6 +131,9 @@ def _done(program: Program, settled: dict[str, str], reports: Sequence[Report]) 
     sinks: dict[str, list[StagedFile]] = {}
     records_out: dict[str, int] = {}
     bad: dict[str, int] = {}
+    marks: Marks = {}
+    clocks: dict[str, int] = {}
+    late: dict[str, int] = {}
     for report in sorted(reports, key=lambda r: (r.stage != "", r.stage, r.shard, _number(r.task))):
         if report.stage:
             assert report.sealed is not None
@@ -136,8 +146,14 @@ def _done(program: Program, settled: dict[str, str], reports: Sequence[Report]) 
             records_out[uid] = records_out.get(uid, 0) + count
         for uid, count in report.bad.items():
             bad[uid] = bad.get(uid, 0) + count
+        for uid, count in report.late.items():
+            late[uid] = late.get(uid, 0) + count
+        merge(marks, report.marks)
+        if report.clock is not None and report.clock > MIN_TIME:
+            clocks[report.stage] = report.clock
+    wake_ms = min((r.wake_ms for r in reports if r.wake_ms is not None), default=None)
     records_in = sum(r.records_in for r in reports if not r.stage)
-    return Done(shards, sinks, settled, records_in, records_out, bad)
+    return Done(shards, sinks, settled, records_in, records_out, bad, marks, clocks, late, wake_ms)
 
 
 def _number(task: str) -> int:
@@ -157,6 +173,10 @@ def decide(plan: Plan, done: Done, generation: int, published: int, took_ms: flo
         bad_records={u: n for u, n in done.bad.items() if n},
         published=published,
         took_ms=round(took_ms, 3),
+        marks=reached(Clocks(plan.marks, plan.idle, plan.ended, plan.given), done.marks),
+        clocks={**plan.clocks, **done.clocks},
+        late=done.late,
+        wake_ms=done.wake_ms,
         replan=plan.replan,
     )
 

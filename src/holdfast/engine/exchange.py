@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.errors import EngineError
+from holdfast.time.watermarks import Marks, merge
 
 GROUP = "__g"
 """The column that carries each record's key group through an exchange."""
@@ -35,6 +36,8 @@ class DataHead(msgspec.Struct, frozen=True, array_like=True):
     upstream: int
     sequence: int
     epoch: int = 0
+    late: bool = False
+    """Records that came too late, or may have, and were not combined."""
 
 
 class Control(msgspec.Struct, frozen=True, array_like=True):
@@ -50,6 +53,8 @@ class Control(msgspec.Struct, frozen=True, array_like=True):
     reports: list[bytes]
     epoch: int = 0
     barrier: int = 0
+    marks: dict[str, dict[str, int]] = {}
+    """The watermarks that were seen in this epoch, here and further up."""
 
 
 def data_blob(head: DataHead, table: pa.Table) -> bytes:
@@ -57,9 +62,15 @@ def data_blob(head: DataHead, table: pa.Table) -> bytes:
     packed = msgspec.msgpack.encode(head)
     sink = pa.BufferOutputStream()
     sink.write(_DATA + len(packed).to_bytes(2, "little") + packed)
+    sink.write(bytes(_body(len(packed)) - 3 - len(packed)))
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+def _body(length: int) -> int:
+    """Where the Arrow stream of a blob starts, whose head has this length: Arrow wants its buffers aligned."""
+    return -(-(3 + length) // 8) * 8
 
 
 def control_blob(control: Control) -> bytes:
@@ -78,7 +89,7 @@ def inboxes(blobs: Iterable[bytes]) -> dict[int, Inbox]:
         else:
             length = int.from_bytes(view[1:3], "little")
             head = msgspec.msgpack.decode(view[3 : 3 + length], type=DataHead)
-            found.setdefault(head.epoch, Inbox()).take(head, view[3 + length :])
+            found.setdefault(head.epoch, Inbox()).take(head, view[_body(length) :])
     return {epoch: found[epoch] for epoch in sorted(found)}
 
 
@@ -129,10 +140,19 @@ class Inbox:
         """Reports of earlier tasks that travel with the control records, in the order of channels."""
         return [r for name in sorted(self.controls) for r in self.controls[name].reports]
 
-    def tables(self) -> list[tuple[int, pa.Table]]:
-        """The exchange and the table of each data blob, in the order of the plan."""
-        ordered = sorted(self._data, key=lambda d: (d[0].order, d[0].upstream, d[0].exchange, d[0].sequence))
-        return [(head.exchange, pa.ipc.open_stream(pa.py_buffer(view)).read_all()) for head, view in ordered]
+    @property
+    def marks(self) -> Marks:
+        """The watermarks that were seen on the way here."""
+        found: Marks = {}
+        for control in self.controls.values():
+            merge(found, control.marks)
+        return found
+
+    def tables(self, *, late: bool = False) -> list[tuple[DataHead, pa.Table]]:
+        """The head and the table of each data blob, in the order of the plan: those on time, or those that are late."""
+        chosen = [d for d in self._data if d[0].late == late]
+        ordered = sorted(chosen, key=lambda d: (d[0].order, d[0].upstream, d[0].exchange, d[0].sequence))
+        return [(head, pa.ipc.open_stream(pa.py_buffer(view)).read_all()) for head, view in ordered]
 
 
 def by_key_group(tables: list[pa.Table]) -> tuple[pa.Table, npt.NDArray[np.uint16]]:

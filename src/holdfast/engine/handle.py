@@ -326,6 +326,9 @@ class Handle:
         status.state_keys, status.state_bytes = facts.state_keys, facts.state_bytes
         for uid, count in facts.bad_records.items():
             status.bad_records[uid] = status.bad_records.get(uid, 0) + count
+        for uid, count in facts.late_records.items():
+            status.late_records[uid] = status.late_records.get(uid, 0) + count
+        status.watermarks = facts.watermarks
         self._tell(facts)
 
     def _forecast(self) -> None:

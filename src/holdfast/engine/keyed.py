@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import repeat
@@ -22,16 +23,21 @@ from holdfast.data.rows import canonical, copy_value, to_rows, to_table
 from holdfast.engine.aggregate import Parts, key_columns_of, partial_edge
 from holdfast.engine.batch import Batch, SchemaBook
 from holdfast.engine.calls import LOOP_FILE, reached, user_error
-from holdfast.engine.chain import KEY, key_names, keys_in
 from holdfast.engine.exchange import GROUP
+from holdfast.engine.keys import KEY, key_names, keys_in
+from holdfast.engine.timed import times_of
+from holdfast.engine.timers import SPECS as TIMER_SPECS
+from holdfast.engine.timers import Timers, upto_clock
 from holdfast.errors import HoldfastError
-from holdfast.functions import Context, KeyedProcess
+from holdfast.functions import CLOCK, EVENT, Context, KeyedProcess
 from holdfast.plan import graph as g
+from holdfast.plan.times import Stamp
 from holdfast.state.descriptors import declared_states
 from holdfast.state.handles import Entries, NestedValue, PlainValue, handle_for, spec_of
 from holdfast.state.keygroups import key_groups
 from holdfast.state.shard import ShardState
-from holdfast.state.tables import GONE, MISSING, TableSpec, ValueTable
+from holdfast.state.tables import GONE, MISSING, TableSpec, ValueTable, key_columns
+from holdfast.time.units import MIN_TIME
 
 Groups = npt.NDArray[np.uint16]
 _PUSH_ROWS = 65_536
@@ -46,20 +52,29 @@ class Output(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
-    """An epoch's records for one shard, by key group, and what they are applied to."""
+class Side:
+    """What came on one side of an operator: records by key group. Only an operator of two inputs has more than one."""
 
+    number: int
     table: pa.Table
     groups: Groups
     key: g.Key
-    state: ShardState
-    ctx: Context
-    outputs: Mapping[str, Output]
-    book: SchemaBook
+    stamp: Stamp | None = None
+    """Where the records have their time."""
 
     def keys(self) -> list[Any]:
         """The keys of the records."""
         return keys_in(self.table, key_names(self.key, self.table.schema))
+
+    def times(self) -> list[int | None] | None:
+        """The event times of the records in microseconds; None where their stream has none."""
+        if self.stamp is None or self.stamp.column not in self.table.schema.names:
+            return None
+        times, missing = times_of(self.table.column(self.stamp.column), self.stamp)
+        found: list[int | None] = times.tolist()
+        if not missing.any():
+            return found
+        return [None if m else t for t, m in zip(found, missing.tolist(), strict=True)]
 
     def records(self) -> list[Any]:
         """The records as dicts, as the user's function sees them."""
@@ -67,8 +82,37 @@ class Work:
         return to_rows(self.table.drop_columns(hidden) if hidden else self.table)
 
 
+@dataclasses.dataclass
+class Work:
+    """An epoch's records for one shard, and what they are applied to."""
+
+    sides: list[Side]
+    """Empty: no records, in an epoch that only moves the clock."""
+    key: g.Key
+    state: ShardState
+    ctx: Context
+    outputs: Mapping[str, Output]
+    book: SchemaBook
+    behind: pa.Table | None = None
+    """Records that came too late, or may have, as they were."""
+    before: int = MIN_TIME
+    after: int = MIN_TIME
+    """The event clock before and after the epoch."""
+    late_records: int = 0
+    wake_ms: int | None = None
+    """What the operator has to say: how many records came too late, and when its next timer is due."""
+
+    @property
+    def table(self) -> pa.Table | None:
+        """The records, for operators with one side."""
+        return self.sides[0].table if self.sides else None
+
+
 class Operator:
     """The body of a keyed stage in one worker."""
+
+    timed = False
+    """Whether time alone can make it do something."""
 
     def __init__(self, node: g.Node, redact: bool) -> None:
         self.node = node
@@ -93,7 +137,35 @@ def operator_for(node: g.Node, redact: bool) -> Operator:
         g.AGGREGATE: _Aggregate,
         g.REDUCE: _Reduce,
     }
+    if node.kind == g.WINDOW:
+        from holdfast.engine.windowed import window_operator
+
+        return window_operator(node, redact)
     return kinds[node.kind](node, redact)
+
+
+class Held:
+    """What an operator emits in several passes, held until it can go out by key group.
+
+    So its order does not depend on how many shards there are.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[int, list[Any], dict[str, list[Any]]]] = []
+
+    def take(self, group: int, out: list[Any], sides: dict[str, list[Any]]) -> None:
+        """Take what came out of a key group, and leave nothing."""
+        if out or any(sides.values()):
+            self._parts.append((group, list(out), {tag: list(rows) for tag, rows in sides.items()}))
+            out.clear()
+            for rows in sides.values():
+                rows.clear()
+
+    def by_group(self, tags: Sequence[str]) -> tuple[list[Any], dict[str, list[Any]]]:
+        """All of it: the main output, and side outputs."""
+        parts = sorted(self._parts, key=lambda p: p[0])
+        out = [row for _, rows, _ in parts for row in rows]
+        return out, {tag: [row for _, _, sides in parts for row in sides[tag]] for tag in tags if tag}
 
 
 class ProcessOperator(Operator):
@@ -105,19 +177,66 @@ class ProcessOperator(Operator):
             node.body
         )  # handles are put into it: the user's own stays clean
         self._states = declared_states(type(self._function))
+        self.timed = type(self._function).on_timer is not KeyedProcess.on_timer
         try:
             self._function.open()
         except Exception as error:
             raise user_error(error, node, "(open)", redact) from None
 
     def specs(self, schema: pa.Schema | None) -> list[TableSpec] | None:
-        return [spec_of(s) for s in self._states.values()]
+        return [spec_of(s) for s in self._states.values()] + (TIMER_SPECS if self.timed else [])
 
     def close(self) -> None:
         self._function.close()
 
+    @property
+    def takes(self) -> list[Callable[..., Any]]:
+        """The user's functions that take records, one for each side."""
+        return self._function.takes()
+
     def apply(self, work: Work) -> None:
-        self.run(work.keys(), work.records(), work.groups, work.state, work.ctx, work.outputs)
+        functions = self.takes
+        held = Held() if self.timed or len(functions) > 1 else None
+        timers = Timers(work.state) if self.timed else None
+        work.ctx._timers = timers
+        for side in work.sides:
+            self.run(
+                side.keys(),
+                side.records(),
+                side.groups,
+                work.state,
+                work.ctx,
+                held or work.outputs,
+                side.times(),
+                functions[side.number],
+                str(side.number or ""),
+            )
+        if timers is not None:
+            assert held is not None
+            self.fire(timers, work.state, work.ctx, held, work.after)
+            wake = timers.wake_us(upto_clock(work.ctx.now_ms))
+            work.wake_ms = None if wake is None else -(-wake // 1000)
+        if held is not None:
+            self._push(*held.by_group(self.node.tags), work.outputs)
+
+    def fire(self, timers: Timers, state: ShardState, ctx: Context, held: Held, after: int) -> None:
+        """Call `on_timer` for what is due by the event clock after the epoch, and by processing time."""
+        ctx._watermark = after
+        rounds = itertools.count(1)
+        for kind, upto in ((EVENT, after), (CLOCK, upto_clock(ctx.now_ms))):
+            timers.begin(kind, upto)
+            while due := timers.take():
+                groups = key_groups(
+                    key_columns([k for k, _ in due], state.key_types, self.node.uid), state.place.key_groups
+                )
+                order = np.argsort(groups, kind="stable")
+                due = [due[i] for i in order.tolist()]
+                keys, fired = [k for k, _ in due], [t for _, t in due]
+                times: list[int | None] = [t.at_us for t in fired]
+                on_timer, phase = self._function.on_timer, f"timers {next(rounds)}"
+                self.run(keys, fired, groups[order], state, ctx, held, times, on_timer, phase)
+            timers.end()
+        timers.seal()
 
     def run(
         self,
@@ -126,31 +245,45 @@ class ProcessOperator(Operator):
         groups: Groups,
         state: ShardState,
         ctx: Context,
-        outputs: Mapping[str, Output],
+        outputs: Mapping[str, Output] | Held,
+        times: list[int | None] | None = None,
+        function: Callable[..., Any] | None = None,
+        phase: str = "",
     ) -> None:
-        """Process records one by one, key group by key group."""
+        """Process records, or timers, one by one, key group by key group.
+
+        `phase` tells calls for one epoch apart, so that they see different randomness.
+        """
         state.prefetch(keys, groups)
-        run = self._loop(state)
+        told = times is not None or self.timed
+        run = self._loop(state, told)
+        function = function or self._function.process
+        if told and times is None:
+            times = [None] * len(keys)
         out: list[Any] = []
         sides: dict[str, list[Any]] = {tag: [] for tag in self.node.tags if tag}
         ctx._outputs = sides
         for low, high in _runs(groups):
             state.group = int(groups[low])
-            ctx._reseed(str(state.group))
+            ctx._reseed(f"{state.group}{phase}")
             part = records[low:high]
             iterator = iter(part)
+            stamps = None if times is None else times[low:high]
             try:
-                run(keys[low:high], iterator, self._function.process, ctx, out.extend)
+                run(keys[low:high], iterator, function, ctx, out.extend, stamps)
             except Exception as error:
                 at = reached(part, iterator)
                 raise user_error(
                     error, self.node, at, self.redact, _key_of(keys[low:high], part, at)
                 ) from None
-            if len(out) >= _PUSH_ROWS:
+            if isinstance(outputs, Held):
+                outputs.take(state.group, out, sides)
+            elif len(out) >= _PUSH_ROWS:
                 self._push(out, sides, outputs)
                 out.clear()
                 state.check_memory()
-        self._push(out, sides, outputs)
+        if not isinstance(outputs, Held):
+            self._push(out, sides, outputs)
 
     def _push(self, out: list[Any], sides: dict[str, list[Any]], outputs: Mapping[str, Output]) -> None:
         try:
@@ -161,18 +294,21 @@ class ProcessOperator(Operator):
         except HoldfastError as error:
             raise error.at(self.node.uid, self.node.where) from None
 
-    def _loop(self, state: ShardState) -> Callable[..., None]:
+    def _loop(self, state: ShardState, told: bool) -> Callable[..., None]:
         handles = [handle_for(s, state.tables[n]) for n, s in self._states.items()]
         for name, handle in zip(self._states, handles, strict=True):
             self._function.__dict__[name] = handle
         plain = [h for h in handles if isinstance(h, PlainValue)]
         others = [h for h in handles if isinstance(h, (NestedValue, Entries))]
-        source = _loop_source(len(plain), len(others))
+        source = _loop_source(len(plain), len(others), told)
         parts: list[Any] = []
         for handle in plain:
             parts += [handle, handle.table.changes, handle.table.view, handle.default]
         made: Callable[..., None] = source(MISSING, GONE, *parts, *others)
         return made
+
+
+_TOLD, _TELLING = ("ctx._key", "ctx._at"), ("keys", "times")
 
 
 def _key_of(keys: Sequence[Any], part: Sequence[Any], record: Any) -> Any:
@@ -186,8 +322,8 @@ def _runs(groups: Groups) -> list[tuple[int, int]]:
 
 
 @lru_cache(maxsize=64)
-def _loop_source(plain: int, others: int) -> Callable[..., Any]:
-    """The loop over records, written for so many states.
+def _loop_source(plain: int, others: int, told: bool) -> Callable[..., Any]:
+    """The loop over records, written for so many states; `told` if the context is to know key and time of each.
 
     Committed values are looked up for all keys in one C loop (`map`); a plain value is put into its handle
     before the call and taken out after it, with no call of ours in between. A write counts if the value is
@@ -196,10 +332,10 @@ def _loop_source(plain: int, others: int) -> Callable[..., Any]:
     args = [f"h{i}, c{i}, t{i}, d{i}" for i in range(plain)] + [f"o{i}" for i in range(others)]
     lines = [
         f"def make(MISSING, GONE, {', '.join(args)}):" if args else "def make(MISSING, GONE):",
-        "  def loop(keys, records, process, ctx, emit):",
+        "  def loop(keys, records, process, ctx, emit, times):",
         *[f"    g{i}, s{i} = c{i}.get, map(t{i}.get, keys, repeat(d{i}))" for i in range(plain)],
-        f"    for {', '.join(['key', *(f's{i}_' for i in range(plain)), 'record'])} in "
-        f"zip({', '.join(['keys', *(f's{i}' for i in range(plain)), 'records'])}):",
+        f"    for {', '.join(['key', *(f's{i}_' for i in range(plain)), *(_TOLD if told else []), 'record'])} in "
+        f"zip({', '.join(['keys', *(f's{i}' for i in range(plain)), *(_TELLING if told else []), 'records'])}):",
     ]
     for i in range(plain):
         lines += [
@@ -241,6 +377,7 @@ class _Aggregate(Operator):
 
     def apply(self, work: Work) -> None:
         table, key, state = work.table, work.key, work.state
+        assert table is not None
         names = key_columns_of(key, table.schema)
         merged = self._parts.merged(table, names, self.redact)
         keys = keys_in(merged, names)
@@ -277,12 +414,13 @@ class _Reduce(Operator):
         return [TableSpec(STATE, "value", pa.struct(fields))]
 
     def apply(self, work: Work) -> None:
-        keys = work.keys()
-        work.state.prefetch(keys, work.groups)
+        (side,) = work.sides
+        keys = side.keys()
+        work.state.prefetch(keys, side.groups)
         kept = work.state.tables[STATE]
         assert isinstance(kept, ValueTable)
         touched = kept.changes
-        for one, record in zip(keys, work.records(), strict=True):
+        for one, record in zip(keys, side.records(), strict=True):
             before = kept.get(one)
             try:
                 touched[one] = record if before is MISSING else self.node.body(copy_value(before), record)

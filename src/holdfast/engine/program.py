@@ -17,6 +17,7 @@ from holdfast.log.records import PlannedRange
 from holdfast.plan import graph as g
 from holdfast.plan.stages import Stage, Stages
 from holdfast.state.shard import Sealed
+from holdfast.time.watermarks import Clocks, Marks
 
 Part = dict[str, list[int]]
 """Some shards: their numbers by uid of their stage."""
@@ -96,6 +97,8 @@ class Replayed(msgspec.Struct, frozen=True):
     digests: dict[str, list[int]]
     sent: dict[str, list[dict[str, int]]]
     stamps: dict[str, list[str]]
+    clocks: dict[str, int]
+    """The event clock of each keyed operator after the epoch."""
     scratch: dict[str, list[int]]
     """Shards that have their version and take part only to feed others: they work on copies."""
     strict: bool
@@ -120,6 +123,17 @@ class Header(msgspec.Struct, frozen=True):
     only: Part | None = None
     """The shards that take part, by uid of their stage; None: all of them."""
     replayed: Replayed | None = None
+    marks: Marks = {}
+    idle: dict[str, list[str]] = {}
+    ended: list[str] = []
+    given: Marks = {}
+    clocks: dict[str, int] = {}
+    """Event time before this epoch, as in its plan."""
+
+    @property
+    def start(self) -> Clocks:
+        """Event time before this epoch."""
+        return Clocks(self.marks, self.idle, self.ended, self.given, self.clocks)
 
 
 class SourceTask(msgspec.Struct, frozen=True):
@@ -145,6 +159,13 @@ class Report(msgspec.Struct):
     sealed: Sealed | None = None
     sent: dict[str, int] = {}
     """A digest of what a shard sent to later stages, by edge."""
+    marks: Marks = {}
+    """The watermarks that its own chain has seen."""
+    clock: int | None = None
+    """A shard's event clock after the epoch."""
+    late: dict[str, int] = {}
+    wake_ms: int | None = None
+    """When the next timer on processing time is due."""
     diverged: bool = False
     """A replay that led to something else than the first run, where that is only worth a warning."""
     lacking: bool = False
@@ -201,7 +222,7 @@ def output_schema(graph: g.Graph, node: int, tag: str) -> pa.Schema | None:
         return DEAD_LETTER_SCHEMA if tag == DEAD_LETTER else made.schema
     if tag != g.MAIN:
         return None
-    if made.kind == g.FILTER:
+    if made.kind in (g.FILTER, g.EVENT_TIME):
         return _common(graph, made)
     return made.schema
 

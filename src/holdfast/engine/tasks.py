@@ -25,19 +25,24 @@ import pyarrow as pa
 from holdfast.data.schemas import unify
 from holdfast.data.shown import hide_values
 from holdfast.engine.batch import Batch, SchemaBook
-from holdfast.engine.chain import Chain, Shape, key_names
-from holdfast.engine.exchange import Control, Inbox, by_key_group, control_blob, inboxes
-from holdfast.engine.keyed import Operator, Work, operator_for, stored_schema
+from holdfast.engine.chain import Chain, Shape
+from holdfast.engine.exchange import Control, DataHead, Inbox, by_key_group, control_blob, inboxes
+from holdfast.engine.keyed import Operator, Side, Work, operator_for, stored_schema
+from holdfast.engine.keys import key_names
 from holdfast.engine.program import Header, Program, Replayed, Report, SourceTask, read_schemas
-from holdfast.errors import DivergedError, EngineError, HoldfastError
+from holdfast.engine.timing import split_name
+from holdfast.errors import DivergedError, EngineError, HoldfastError, PipelineError, SchemaError
 from holdfast.faults.points import reach
 from holdfast.functions import Context
 from holdfast.io.base import DEAD_LETTER, DEAD_LETTER_SCHEMA, Reading, Source, Target
 from holdfast.plan import graph as g
 from holdfast.plan.stages import Stage
+from holdfast.plan.times import Stamp, clocked_by, input_stamp
 from holdfast.state.backends import open_state
 from holdfast.state.keygroups import groups_of
 from holdfast.state.shard import EMPTY, Place, Sealed, ShardState
+from holdfast.time.units import MIN_TIME
+from holdfast.time.watermarks import Marks, event_clock, merge, reached
 
 
 class Where(msgspec.Struct, frozen=True):
@@ -81,8 +86,11 @@ def run_source_task(program: Program, task: SourceTask, where: Where) -> list[Se
         for chain in chains.values():
             chain.abort()
     report.took_ms = (time.perf_counter() - started) * 1e3
+    for chain in chains.values():
+        merge(report.marks, chain.seen.marks)
     exchanges = [e for chain in chains.values() for e in chain.exchanges.values()]
-    return _send(program, None, f"src{task.number}", (header, task.header), exchanges, [report])
+    packed = (header, task.header)
+    return _send(program, None, f"src{task.number}", packed, exchanges, [report], marks=report.marks)
 
 
 def _read_ranges(
@@ -107,10 +115,18 @@ def _read_ranges(
                 program.staging,
             )
             chains[planned.source] = Chain(
-                program.stages, stage, shape, book, target, program.redact, _targets(program, header)
+                program.stages,
+                stage,
+                shape,
+                book,
+                target,
+                program.redact,
+                _targets(program, header),
+                header.clocks,
             )
         chain = chains[planned.source]
         source: Source = node.body
+        chain.seen.split = split_name(node.uid, source.split_of(planned.piece))
         reading = Reading(node.uid, source.on_bad_record)
         try:
             for table in source.read(planned.piece, reading):
@@ -228,7 +244,8 @@ def _run_epoch(
     report.took_ms = (time.perf_counter() - started) * 1e3
     usable = not (report.error or report.lacking or report.skipped)
     packed = (header, header_bytes)
-    sent = _send(program, stage, f"{uid}-{shard:05d}", packed, exchanges, [report], inbox.reports)
+    heard = merge(inbox.marks, report.marks)
+    sent = _send(program, stage, f"{uid}-{shard:05d}", packed, exchanges, [report], inbox.reports, heard)
     if program.terminal(stage, header.only):
         return [blob for _, blob in sent], True, usable
     return sent, False, usable
@@ -257,12 +274,15 @@ def _apply(
     groups_owned = groups_of(shard, program.parallelism, program.key_groups)
     attempt = f"{header.epoch:08d}-{header.generation}{header.attempt}-{shard}-{where.attempt}"
     report.attempt = attempt
-    tables = inbox.tables()
+    before, after = _clock(program, node, header, inbox)
+    report.clock = after
+    tables, late = inbox.tables(), inbox.tables(late=True)
     schema = stored_schema(node, pinned, len(node.inputs))
-    if tables:
-        table, groups = by_key_group([t for _, t in tables])
+    sides = _sides(program, node, tables)
+    if len(sides) == 1 and sides[0].number == 0:
         # Wider than what is pinned, where a field that was open has a value now: then the epoch runs again.
-        schema = table.schema if schema is None else unify([schema, table.schema], node.uid)
+        seen = sides[0].table.schema
+        schema = seen if schema is None else unify([schema, seen], node.uid)
     again = header.replayed
     root = state_root(program, where, again is not None and shard in again.scratch.get(node.uid, []))
     state = shards.state(program, node.uid, shard, operator, schema, root)
@@ -281,19 +301,27 @@ def _apply(
         node.uid, header.epoch, f"{stage.id:03d}-{shard:05d}", f"{attempt}-{stage.id}", program.staging
     )
     shape = Shape(program.parallelism, program.key_groups)
-    chain = Chain(program.stages, stage, shape, book, target, program.redact, _targets(program, header))
+    chain = Chain(
+        program.stages, stage, shape, book, target, program.redact, _targets(program, header), header.clocks
+    )
+    chain.seen.split = node.uid
     try:
-        if tables:
-            key = program.stages.exchanges[tables[0][0]].key
-            report.records_in = table.num_rows
-            state.key_types = [table.schema.field(n).type for n in key_names(key, table.schema)]
-            context = Context(node.uid, header.epoch, header.now_ms)
-            operator.apply(Work(table, groups, key, state, context, chain.outputs, book))
+        if sides or late or (operator.timed and state.key_types):
+            report.records_in = sum(s.table.num_rows for s in sides)
+            state.key_types = _key_types(node, sides) or state.key_types
+            context = Context(node.uid, header.epoch, header.now_ms, watermark=before)
+            behind = by_key_group([t for _, t in late])[0] if late else None
+            key = sides[0].key if sides else _key_of(node)
+            work = Work(sides, key, state, context, chain.outputs, book, behind, before, after)
+            operator.apply(work)
+            report.late = {node.uid: work.late_records} if work.late_records else {}
+            report.wake_ms = work.wake_ms
         reach("shard.applied", task=report.task)
         state.check_memory()
         chain.flush(groups_owned.start)
         report.sealed = state.seal(attempt, header.epoch, header.now_ms, resumable=again is None)
         report.sent = _digests(chain)
+        report.marks = chain.seen.marks
         if again is not None:
             _compare(again, header.epoch, node, shard, state, report)
         report.sinks = chain.close()
@@ -312,6 +340,60 @@ def _apply(
         chain.abort()
         raise
     return chain
+
+
+def _clock(program: Program, node: g.Node, header: Header, inbox: Inbox) -> tuple[int, int]:
+    """An operator's event clock before and after the epoch. In a replay it is what it was the first time."""
+    before = header.clocks.get(node.uid, MIN_TIME)
+    if header.replayed is not None:
+        return before, header.replayed.clocks.get(node.uid, before)
+    assigners = clocked_by(program.stages.graph, node)
+    return before, event_clock(reached(header.start, inbox.marks), header.idle, assigners, before)
+
+
+def _sides(program: Program, node: g.Node, tables: list[tuple[DataHead, pa.Table]]) -> list[Side]:
+    """What came, by the side it came on, each as one table."""
+    found = []
+    for number in sorted({node.inputs[head.order].side for head, _ in tables}):
+        mine = [(h, t) for h, t in tables if node.inputs[h.order].side == number]
+        table, groups = by_key_group([t for _, t in mine])
+        key = program.stages.exchanges[mine[0][0].exchange].key
+        found.append(Side(number, table, groups, key, _stamp(program, node, number)))
+    return found
+
+
+def _key_types(node: g.Node, sides: list[Side]) -> list[pa.DataType]:
+    """The types of the key; both sides must have keys that can be equal."""
+    found = [[s.table.schema.field(n).type for n in key_names(s.key, s.table.schema)] for s in sides]
+    for other in found[1:]:
+        alike = len(other) == len(found[0]) and all(
+            a.equals(b) or (pa.types.is_integer(a) and pa.types.is_integer(b))
+            for a, b in zip(found[0], other, strict=True)
+        )
+        if not alike:
+            raise SchemaError(
+                f"The two sides are keyed by different types: {[str(t) for t in found[0]]} and {[str(t) for t in other]}.",
+                uid=node.uid,
+                where=node.where,
+                remedy="Key both by columns of one type; cast one of them before.",
+            )
+    return found[0] if found else []
+
+
+def _stamp(program: Program, node: g.Node, side: int) -> Stamp | None:
+    """Where the records of a side have their time. Only a window insists that all of them agree on it."""
+    try:
+        return input_stamp(program.stages.graph, node, side)
+    except PipelineError:
+        if node.kind == g.WINDOW:
+            raise
+        return None
+
+
+def _key_of(node: g.Node) -> g.Key:
+    key = node.inputs[0].key
+    assert key is not None
+    return key
 
 
 def _is_damage(error: Exception) -> bool:
@@ -386,6 +468,7 @@ def _send(
     exchanges: list[Any],
     reports: list[Report],
     earlier: Iterable[bytes] = (),
+    marks: Marks | None = None,
 ) -> list[Sent]:
     """Blobs and one control record for every shard; reports go with the first. With nobody next: the reports."""
     failed = any(r.error is not None or r.lacking or r.skipped for r in reports)
@@ -403,7 +486,9 @@ def _send(
                 sent.append((first + shard, blob))
     for partition, count in counts.items():
         carried = packed if partition == used[0] else []
-        control = Control(channel, count, failed, header[1], carried, header[0].epoch, header[0].barrier)
+        control = Control(
+            channel, count, failed, header[1], carried, header[0].epoch, header[0].barrier, marks or {}
+        )
         sent.append((partition, control_blob(control)))
     return sent
 

@@ -71,6 +71,10 @@ class Offer(msgspec.Struct, frozen=True):
     position: Any
     backlog: int = 0
     exhausted: bool = False
+    splits: list[str] | None = None
+    """All splits that there are, those with nothing to read included; None: those that ever had something."""
+    watermarks: dict[str, int] = {}
+    """How far splits will be once this is read, in milliseconds, if the source knows: nothing at or below will come."""
 
 
 class Reading:
@@ -120,6 +124,13 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def read(self, piece: Range, reading: Reading) -> Iterator[pa.Table]:
         """The records of one range, the same every time, in tables of bounded size."""
+
+    def split_of(self, piece: Range) -> str:
+        """The split that a range belongs to, as far as event time goes: each has a watermark of its own.
+
+        Empty: the source as a whole has one.
+        """
+        return piece.split
 
     def expires_ms(self, piece: Range) -> int | None:
         """When a range can't be read any more, in milliseconds since 1970; None: never, as far as is known.

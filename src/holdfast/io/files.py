@@ -187,6 +187,9 @@ class FilesSource(Source):
         folder = Folder(self._root, self._pattern, self._only)
         return {**self.__dict__, "_folder": folder, "_measures": {}}
 
+    def split_of(self, piece: Range) -> str:
+        return ""  # files come and go: the folder as a whole has one watermark
+
     def expires_ms(self, piece: Range) -> int | None:
         if self._retention_ms is None:
             return None

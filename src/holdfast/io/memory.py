@@ -88,7 +88,8 @@ class RecordsSource(Source):
                 places[split] += count
                 left -= count
         waiting = sum(end - place for end, place in zip(ends, places, strict=True))
-        return Offer(ranges=ranges, position=places, backlog=waiting, exhausted=waiting == 0)
+        names = [f"{split:04d}" for split in range(self._splits)]
+        return Offer(ranges, places, backlog=waiting, exhausted=waiting == 0, splits=names)
 
     def read(self, piece: Range, reading: Reading) -> Iterator[pa.Table]:
         for start in range(piece.start, piece.end, TABLE_ROWS):

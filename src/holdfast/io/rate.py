@@ -127,6 +127,7 @@ class RateSource(Source):
             position={"began_ms": began_ms, "next": max(first, last)},
             backlog=max(due - last, 0),
             exhausted=self._total is not None and last >= self._total,
+            splits=[f"{split:04d}" for split in range(self._splits)],
         )
 
     def _at(self, position: Any, now_ms: int) -> tuple[int, int]:

@@ -61,6 +61,18 @@ class Plan(msgspec.Struct, frozen=True):
     schemas: dict[str, str]
     """The schemas that were pinned before it, by edge."""
     exhausted: list[str] = []
+    marks: dict[str, dict[str, int]] = {}
+    """The watermark of each split before it, by uid of the assigner."""
+    active_ms: dict[str, dict[str, int]] = {}
+    """When each split had something to read last."""
+    idle: dict[str, list[str]] = {}
+    """The splits that nobody waits for in this epoch."""
+    given: dict[str, dict[str, int]] = {}
+    """Watermarks after it, from sources that know them."""
+    ended: list[str] = []
+    """The assigners behind which nothing will ever come."""
+    clocks: dict[str, int] = {}
+    """The event clock of each keyed operator before it."""
     replan: int = 0
     format: int = FORMAT
 
@@ -96,5 +108,13 @@ class Commit(msgspec.Struct, frozen=True):
     published: int = 0
     """Every epoch up to this one was published when this record was made."""
     took_ms: float = 0.0
+    marks: dict[str, dict[str, int]] = {}
+    """The watermark of each split after it, by uid of the assigner."""
+    clocks: dict[str, int] = {}
+    """The event clock of each keyed operator after it."""
+    late: dict[str, int] = {}
+    """Records that came too late, by uid of the operator."""
+    wake_ms: int | None = None
+    """When the next timer on processing time is due."""
     replan: int = 0
     format: int = FORMAT

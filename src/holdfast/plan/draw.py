@@ -54,6 +54,11 @@ def detail_of(node: g.Node) -> str:
         return str(node.body.describe())
     if node.kind == g.AGGREGATE:
         return ", ".join(f"{name}={_name_of(a)}" for name, a in node.body.items())
+    if node.kind == g.EVENT_TIME:
+        return f"{node.body.column}, {node.body.watermarks.describe()}"
+    if node.kind == g.WINDOW:
+        made = ", ".join(f"{name}={_name_of(a)}" for name, a in node.body.columns.items())
+        return f"{node.body.assigner.describe()}: {made}"
     name = _name_of(node.body)
     return "" if name == title_of(node) else name
 

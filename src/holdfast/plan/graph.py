@@ -18,19 +18,21 @@ from holdfast.errors import PipelineError, UidError
 MAIN = ""
 """The tag of an operator's main output; side outputs have the user's tags."""
 
-SOURCE, MAP, FILTER, FLAT_MAP, MAP_BATCHES, UNION, PROCESS, AGGREGATE, REDUCE, SINK = (
+SOURCE, MAP, FILTER, FLAT_MAP, MAP_BATCHES, UNION, EVENT_TIME, PROCESS, AGGREGATE, REDUCE, WINDOW, SINK = (
     "source",
     "map",
     "filter",
     "flat_map",
     "map_batches",
     "union",
+    "event_time",
     "process",
     "aggregate",
     "reduce",
+    "window",
     "sink",
 )
-KEYED = (PROCESS, AGGREGATE, REDUCE)
+KEYED = (PROCESS, AGGREGATE, REDUCE, WINDOW)
 NEEDS_UID = (SOURCE, SINK, *KEYED)
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
@@ -53,6 +55,8 @@ class Input:
     node: int
     tag: str = MAIN
     key: Key | None = None
+    side: int = 0
+    """On which side of an operator with two inputs it comes in."""
 
 
 @dataclasses.dataclass(frozen=True)

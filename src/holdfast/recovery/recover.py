@@ -255,6 +255,7 @@ class Recovery:
             source_tasks=self._tasks,
             stamps=starting,
             schemas=commit.schemas,
+            clocks=self._plan(epoch).clocks,
             attempt="p",
             only=need.only,
             replayed=Replayed(
@@ -263,6 +264,7 @@ class Recovery:
                 digests={u: [s.sealed.digest for s in shards] for u, shards in commit.shards.items()},
                 sent={u: [s.sent for s in shards] for u, shards in commit.shards.items()},
                 stamps=stamps(commit),
+                clocks=commit.clocks,
                 scratch=need.scratch,
                 strict=self._strict,
             ),

@@ -1,0 +1,143 @@
+"""Event time in a chain: the step that reads timestamps and sees how far each split is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from holdfast.engine.batch import Batch
+from holdfast.engine.calls import reached, user_error
+from holdfast.errors import SchemaError
+from holdfast.plan import graph as g
+from holdfast.plan.times import UNTIMED, Stamp
+from holdfast.time.units import MIN_TIME, TimeType
+from holdfast.time.watermarks import EventTime, Marks
+
+if TYPE_CHECKING:
+    from holdfast.engine.chain import Fan
+
+
+class Seen:
+    """What a chain has seen of event time: the split whose records are passing, and marks."""
+
+    def __init__(self) -> None:
+        self.split = ""
+        self.marks: Marks = {}
+
+    def note(self, uid: str, mark: int) -> None:
+        splits = self.marks.setdefault(uid, {})
+        splits[self.split] = max(mark, splits.get(self.split, MIN_TIME))
+
+
+class TimeStep:
+    """An `event_time` operator: lets records pass, and notes the watermark they lead to."""
+
+    mutates = False
+
+    def __init__(self, node: g.Node, out: Fan, untimed: Fan, seen: Seen, redact: bool) -> None:
+        self._node, self._out, self._untimed, self._seen, self._redact = node, out, untimed, seen, redact
+        self._body: EventTime = node.body
+
+    def push(self, batch: Batch) -> None:
+        times, missing = self._times(batch)
+        if missing.any():
+            batch, times = self._without(batch, times, missing)
+        if len(times):
+            mark = self._mark(int(times.max()))
+            if mark is not None:
+                self._seen.note(self._node.uid, mark)
+            if self._body.watermarks.by_record:
+                self._by_record(batch)
+        self._out.push(batch)
+
+    def _mark(self, greatest: int) -> int | None:
+        try:
+            return self._body.watermarks.mark(greatest)
+        except Exception as error:
+            raise user_error(error, self._node, f"the time {greatest // 1000} ms", self._redact) from None
+
+    def _by_record(self, batch: Batch) -> None:
+        rows = batch.rows()
+        iterator = iter(rows)
+        try:
+            marks = [m for r in iterator if (m := self._body.watermarks.mark_of(r)) is not None]
+        except Exception as error:
+            raise user_error(error, self._node, reached(rows, iterator), self._redact) from None
+        if marks:
+            self._seen.note(self._node.uid, max(marks))
+
+    def _times(self, batch: Batch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        try:
+            return times_of(_column(batch, self._body.column), Stamp(self._body.column, self._body.unit))
+        except SchemaError as error:
+            raise error.at(self._node.uid, self._node.where) from None
+
+    def _without(
+        self, batch: Batch, times: npt.NDArray[np.int64], missing: npt.NDArray[np.bool_]
+    ) -> tuple[Batch, npt.NDArray[np.int64]]:
+        if self._body.missing == "fail":
+            raise SchemaError(
+                f"{int(missing.sum())} records have no time: {self._body.column!r} is null.",
+                uid=self._node.uid,
+                where=self._node.where,
+                remedy=f'Filter them before, or have them with missing="side" and stream.side("{UNTIMED}").',
+            )
+        table = batch.table(None)
+        self._untimed.push(Batch(table=table.filter(pa.array(missing))))
+        return Batch(table=table.filter(pa.array(~missing))), times[~missing]
+
+
+def _column(batch: Batch, name: str) -> pa.Array | pa.ChunkedArray:
+    table = batch.known_table
+    if table is not None:
+        if name not in table.schema.names:
+            raise _no_time(name, table.schema.names)
+        return table.column(name)
+    rows = batch.rows()
+    try:
+        return _array([r[name] for r in rows], name)
+    except KeyError:
+        raise _no_time(name, list(rows[0])) from None
+
+
+def _array(values: list[Any], name: str) -> pa.Array:
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise SchemaError(f"The times in {name!r} are not of one type: {error}") from None
+
+
+def _no_time(name: str, there: list[str]) -> SchemaError:
+    return SchemaError(
+        f"There is no column {name!r}, which is to be the event time; there are {there}.",
+        remedy="Name a column that the records have, and keep it in functions that make new records.",
+    )
+
+
+def times_of(
+    column: pa.Array | pa.ChunkedArray, stamp: Stamp
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """The times of a column in microseconds, and which are missing."""
+    if pa.types.is_null(column.type):
+        return np.zeros(len(column), np.int64), np.ones(len(column), bool)
+    times, missing = TimeType.of(column.type, stamp.unit).to_us(column)
+    return times + stamp.shift_us if stamp.shift_us else times, missing
+
+
+def table_times(table: pa.Table, stamp: Stamp, node: g.Node) -> npt.NDArray[np.int64]:
+    """The times of records that an operator takes, or an error that says why there are none."""
+    try:
+        if stamp.column not in table.schema.names:
+            raise _no_time(stamp.column, table.schema.names)
+        times, missing = times_of(table.column(stamp.column), stamp)
+        if missing.any():
+            raise SchemaError(
+                f"{int(missing.sum())} records have no time: {stamp.column!r} is null.",
+                remedy="Keep the time in functions that make new records, or filter these before.",
+            )
+        return times
+    except SchemaError as error:
+        raise error.at(node.uid, node.where) from None

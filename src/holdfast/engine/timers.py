@@ -1,0 +1,117 @@
+"""The timers of a shard: tables ordered by time in its state, and those that an epoch sets, deletes and fires."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.functions import CLOCK, EVENT, Timer
+from holdfast.state.shard import ShardState
+from holdfast.state.tables import TableSpec, ValueTable, order_bytes
+from holdfast.time.units import MAX_TIME
+
+TABLES = {EVENT: "timers.event", CLOCK: "timers.clock"}
+SPECS = [
+    TableSpec(
+        name,
+        "value",
+        pa.struct([pa.field("at", pa.int64())]),
+        tuples=True,
+        extra=(pa.int64(), pa.string()),
+        due="at",
+    )
+    for name in TABLES.values()
+]
+
+
+class Timers:
+    """What one attempt does with timers. Those of the epochs before are in the state, in the order of their time."""
+
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+        self._changes: dict[str, dict[Any, bool]] = {EVENT: {}, CLOCK: {}}
+        self._firing: dict[Any, list[tuple[int, str]]] | None = None
+        self._kind, self._upto = EVENT, 0
+
+    def set(self, kind: str, key: Any, at_us: int, name: str) -> None:
+        self._changes[kind][_full(key, at_us, name)] = True
+        if self._firing is not None and kind == self._kind and at_us <= self._upto:
+            heapq.heappush(self._firing.setdefault(key, []), (at_us, name))
+
+    def delete(self, kind: str, key: Any, at_us: int, name: str) -> None:
+        self._changes[kind][_full(key, at_us, name)] = False
+
+    def begin(self, kind: str, upto_us: int) -> None:
+        """Start to fire: everything of a kind up to a time."""
+        changes = self._changes[kind]
+        due = [full for full in self._table(kind).due(upto_us) if full not in changes]
+        due += [full for full, alive in changes.items() if alive and full[-2] <= upto_us]
+        self._kind, self._upto, self._firing = kind, upto_us, {}
+        for full in due:
+            self._firing.setdefault(_key(full), []).append((full[-2], full[-1]))
+        for timers in self._firing.values():
+            heapq.heapify(timers)
+
+    def take(self) -> list[tuple[Any, Timer]]:
+        """The next timers: for each key those of its earliest time, so that what they set comes in its turn."""
+        assert self._firing is not None
+        found: list[tuple[int, bytes, Any, Timer]] = []
+        changes = self._changes[self._kind]
+        for key in list(self._firing):
+            timers = self._firing[key]
+            first: int | None = None
+            while timers and (first is None or timers[0][0] == first):
+                at, name = heapq.heappop(timers)
+                full = _full(key, at, name)
+                if changes.get(full, True):
+                    changes[full] = False
+                    first = at
+                    found.append((at, order_bytes(key), key, Timer(at, name, self._kind)))
+            if not timers:
+                del self._firing[key]
+        found.sort(key=lambda f: (f[0], f[1], f[3].name))
+        return [(key, timer) for _, _, key, timer in found]
+
+    def end(self) -> None:
+        self._firing = None
+
+    def seal(self) -> None:
+        """Put what was set and deleted into the state."""
+        for kind, changes in self._changes.items():
+            if not changes:
+                continue
+            keys = sorted(changes, key=order_bytes)
+            table = self._table(kind)
+            self._state.prefetch(keys, self._state.groups(keys, table.spec), table.spec.name)
+            gone = np.fromiter((not changes[k] for k in keys), bool, count=len(keys))
+            table.stage(keys, [pa.array([k[-2] for k in keys], pa.int64())], gone)
+
+    def wake_us(self, now_us: int) -> int | None:
+        """When the next timer on processing time is due."""
+        changes = self._changes[CLOCK]
+        times = [full[-2] for full, alive in changes.items() if alive]
+        stored = self._table(CLOCK).next_due(now_us + 1)
+        if stored is not None:
+            times.append(stored)
+        return min(times, default=None)
+
+    def _table(self, kind: str) -> ValueTable:
+        table = self._state.tables[TABLES[kind]]
+        assert isinstance(table, ValueTable)
+        return table
+
+
+def _full(key: Any, at_us: int, name: str) -> Any:
+    return (*key, at_us, name) if isinstance(key, tuple) else (key, at_us, name)
+
+
+def _key(full: Any) -> Any:
+    return full[0] if len(full) == 3 else full[:-2]
+
+
+def upto_clock(now_ms: int) -> int:
+    """The times that are due by an epoch's processing time."""
+    return min(now_ms * 1000 + 999, MAX_TIME)

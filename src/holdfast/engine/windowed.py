@@ -1,0 +1,652 @@
+"""Aggregates in windows, all keys at once: what is combined before the exchange, kept, and emitted at the watermark.
+
+    records of a range ── by key and window (or pane) ──> partial results ── exchange ──> joined with the state
+    the event clock passes a window's end ──> its result; passes it by the allowed lateness ──> forgotten
+
+Three kinds keep their state differently, each in one table ordered by when an entry is due:
+
+    tumbling   an entry for each key and window
+    sliding    an entry for each key and pane, the widest piece that no window cuts; windows are added up when they end
+    session    an entry for each key and slot: the open sessions of a key, in the order of time
+
+A record is late if its window was past when the epoch began. Those of one epoch never make each other late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from holdfast.data.rows import canonical
+from holdfast.engine.aggregate import Combiner, Parts, key_columns_of
+from holdfast.engine.batch import Batch
+from holdfast.engine.keyed import Operator, Work
+from holdfast.engine.keys import keys_in
+from holdfast.engine.timed import table_times
+from holdfast.errors import PipelineError, SchemaError
+from holdfast.plan import graph as g
+from holdfast.plan.times import LATE, WINDOW_END, WINDOW_START, Stamp, WindowBody
+from holdfast.state.keygroups import check_key_type
+from holdfast.state.tables import TableSpec, ValueTable
+from holdfast.time.windows import Session, Sliding, Tumbling, late, merge_sessions
+
+Times = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+PANE, START, END = "__pane", "__start", "__end"
+"""Columns of an exchange: the start of a record's window or pane; the bounds of a session."""
+STATE = "windows"
+_DUE, _FROM, _TO, _MORE = "window.due", "window.start", "window.end", "window.more"
+_SESSION = "__session"
+
+
+def combiner_for(
+    target: g.Node, key: g.Key, redact: bool, before: int, stamp: Stamp | None
+) -> Combiner | None:
+    """What an exchange does with records before it sends them to an operator whose event clock stands at `before`."""
+    if target.kind != g.WINDOW:
+        return Combiner.of(target, key, redact)
+    assert stamp is not None
+    kind = _SessionCombiner if isinstance(target.body.assigner, Session) else _PaneCombiner
+    return kind(target, key, redact, before, stamp)
+
+
+def window_operator(node: g.Node, redact: bool) -> Operator:
+    """The operator for a window over aggregates."""
+    kinds: dict[type, type[_Windows]] = {
+        Tumbling: _TumblingWindows,
+        Sliding: _SlidingWindows,
+        Session: _Sessions,
+    }
+    made = kinds.get(type(node.body.assigner))
+    if made is None:
+        raise PipelineError(
+            f"{node.body.assigner!r} has no aggregates in batches.",
+            uid=node.uid,
+            where=node.where,
+            remedy="Use hf.tumbling, hf.sliding or hf.session.",
+        )
+    return made(node, redact)
+
+
+# Before the exchange
+
+
+class _WindowCombiner(Combiner):
+    """Records of a range as partial results of each key and window."""
+
+    columns: Sequence[str] = ()
+
+    def __init__(self, target: g.Node, key: g.Key, redact: bool, before: int, stamp: Stamp) -> None:
+        self._node, self._key, self._redact, self._before, self._stamp = target, key, redact, before, stamp
+        self._body: WindowBody = target.body
+        self._parts = Parts(target, self._body.columns)
+
+    def _keys(self, table: pa.Table) -> list[str]:
+        names = key_columns_of(self._key, table.schema)
+        for name in names:
+            if name not in table.schema.names:
+                raise SchemaError(f"There is no column {name!r} to key by; there are {table.schema.names}.")
+            check_key_type(table.schema.field(name).type)
+        return names
+
+    def _times(self, table: pa.Table) -> Times:
+        return table_times(table, self._stamp, self._node)
+
+    def _stamped(self, times: Times, table: pa.Table) -> pa.Array:
+        """Times as a column that knows the zone of the records' own."""
+        kind = table.schema.field(self._stamp.column).type
+        return _timestamps(times, kind.tz if pa.types.is_timestamp(kind) else None)
+
+    def partial(self, table: pa.Table) -> pa.Table:
+        return self._parts.partial(table, [*self._keys(table), *self.columns], self._redact)
+
+    def merged(self, table: pa.Table) -> pa.Table:
+        return self._parts.merged(table, [*self._keys(table), *self.columns], self._redact)
+
+
+class _PaneCombiner(_WindowCombiner):
+    """For tumbling and sliding windows."""
+
+    columns = (PANE,)
+
+    def sorted_out(self, table: pa.Table) -> tuple[pa.Table, pa.Table]:
+        times = self._times(table)
+        assigner = self._body.assigner
+        if isinstance(assigner, Tumbling):
+            panes = assigner.starts(times)
+            last, inside = assigner.ends(panes) - 1, None
+        else:
+            assert isinstance(assigner, Sliding)
+            panes = assigner.pane_starts(times)
+            last, inside = _last_of_panes(assigner, panes)
+        behind = late(last, self._before, self._body.lateness_us)
+        if inside is not None and not inside.all():
+            behind &= inside
+        table = table.append_column(PANE, self._stamped(panes, table))
+        if not behind.any() and (inside is None or inside.all()):
+            return table, table.slice(0, 0)
+        kept = ~behind if inside is None else inside & ~behind
+        return table.filter(pa.array(kept)), table.filter(pa.array(behind)).drop_columns([PANE])
+
+
+def _last_of_panes(assigner: Sliding, panes: Times) -> tuple[Times, Mask]:
+    """The last instant of the last window that each pane is in, and whether it is in any."""
+    unique, places = np.unique(panes, return_inverse=True)
+    windows = [assigner.windows_of_pane(int(p)) for p in unique]
+    found = np.array([w[-1] if w else 0 for w in windows], np.int64)
+    inside = np.array([bool(w) for w in windows], bool)
+    return (assigner.ends(found) - 1)[places], inside[places]
+
+
+class _SessionCombiner(_WindowCombiner):
+    """For sessions. Whether a record is too late depends on what is still open, so those that may be go as they are."""
+
+    columns = (START, END)
+
+    def sorted_out(self, table: pa.Table) -> tuple[pa.Table, pa.Table]:
+        times = self._times(table)
+        ends = times + _gap(self._body)
+        behind = late(ends - 1, self._before, self._body.lateness_us)
+        bounded = table.append_column(START, self._stamped(times, table))
+        bounded = bounded.append_column(END, self._stamped(ends, table))
+        if not behind.any():
+            return bounded, table.slice(0, 0)
+        return bounded.filter(pa.array(~behind)), bounded.filter(pa.array(behind))
+
+    def partial(self, table: pa.Table) -> pa.Table:
+        return super().partial(self._joined(table))
+
+    def merged(self, table: pa.Table) -> pa.Table:
+        return super().merged(self._joined(table))
+
+    def _joined(self, table: pa.Table) -> pa.Table:
+        """Rows with the bounds of the session that they make up together."""
+        names = self._keys(table)
+        merged = merge_sessions(_integers(table[START]), _integers(table[END]), _ids(table, names))
+        zone = table.schema.field(START).type.tz
+        for name, bounds in ((START, merged.starts), (END, merged.ends)):
+            place = table.schema.get_field_index(name)
+            table = table.set_column(place, name, _timestamps(bounds[merged.rows], zone))
+        return table
+
+
+def _gap(body: WindowBody) -> int:
+    assigner = body.assigner
+    assert isinstance(assigner, Session) and assigner.gap_us is not None
+    return assigner.gap_us
+
+
+def _timestamps(times: Times, zone: str | None) -> pa.Array:
+    return pa.array(times, pa.int64()).cast(pa.timestamp("us", zone))
+
+
+def _integers(column: pa.ChunkedArray | pa.Array) -> Times:
+    return np.asarray(column.cast(pa.int64()).to_numpy(), np.int64)
+
+
+def _ids(table: pa.Table, names: list[str]) -> Times:
+    """A number for each row that rows with the same key share."""
+    ids = np.zeros(table.num_rows, np.int64)
+    for name in names:
+        column = table[name].combine_chunks()
+        column = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
+        coded = column.dictionary_encode(null_encoding="encode")
+        codes = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        _, ids = np.unique(ids * (len(coded.dictionary) + 1) + codes, return_inverse=True)
+    return ids
+
+
+# After it
+
+
+class _Windows(Operator):
+    """What the three kinds have in common."""
+
+    timed = True
+    bounds: Sequence[str] = (PANE,)
+    fields: Sequence[tuple[str, pa.DataType]] = ((_DUE, pa.int64()),)
+
+    def __init__(self, node: g.Node, redact: bool) -> None:
+        super().__init__(node, redact)
+        self._body: WindowBody = node.body
+        self._parts = Parts(node, self._body.columns)
+        self._zone: str | None = None
+        self._key_types: list[pa.DataType] = []
+
+    def specs(self, schema: pa.Schema | None) -> list[TableSpec] | None:
+        if schema is None or self.bounds[0] not in schema.names:
+            return None
+        self._zone = schema.field(self.bounds[0]).type.tz
+        fields = [pa.field(name, kind) for name, kind in self.fields]
+        fields += [pa.field(n, schema.field(n).type) for n in self._parts.names]
+        return [TableSpec(STATE, "value", pa.struct(fields), tuples=True, extra=(pa.int64(),), due=_DUE)]
+
+    def _kept(self, work: Work) -> ValueTable:
+        table = work.state.tables[STATE]
+        assert isinstance(table, ValueTable)
+        return table
+
+    def _came(self, work: Work) -> tuple[pa.Table | None, list[str]]:
+        """What came, one row for each key and window, and the names of the key's columns."""
+        if work.table is None:
+            return None, []
+        names = key_columns_of(work.key, work.table.schema)
+        return self._parts.merged(work.table, [*names, *self.bounds], self.redact), names
+
+    def _find(self, work: Work, keys: list[Any]) -> tuple[Mask, list[pa.Array]]:
+        kept = self._kept(work)
+        work.state.prefetch(keys, work.state.groups(keys, kept.spec), STATE)
+        return kept.find(keys)
+
+    def _values(self, table: pa.Table, spec: TableSpec) -> list[pa.Array]:
+        """The partial results of rows, as the state keeps them."""
+        first = len(self.fields)
+        kinds = [spec.value_type.field(first + i).type for i in range(len(self._parts.names))]
+        return [_flat(table[n]).cast(t) for n, t in zip(self._parts.names, kinds, strict=True)]
+
+    def _due_after(self, last: Times, after: int) -> Times:
+        """When a window is due next: at its end, or if that is past, when it is forgotten."""
+        return np.where(last > after, last, last + self._body.lateness_us)
+
+    def _emit(
+        self, work: Work, keys: list[Any], starts: Times, ends: Times, parts: list[pa.Array], groups: Any
+    ) -> None:
+        """Push results: by key group and end, so that their order does not depend on the number of shards."""
+        if not keys:
+            return
+        order = np.lexsort((ends, groups))
+        keys = [keys[i] for i in order.tolist()]
+        taken = pa.array(order)
+        count = len(work.state.key_types)
+        columns: dict[str, Any] = {}
+        for place, (name, kind) in enumerate(
+            zip(self._key_names(work, count), work.state.key_types, strict=True)
+        ):
+            columns[name] = pa.array([k[place] for k in keys], kind)
+        columns[WINDOW_START] = _timestamps(starts[order], self._zone)
+        columns[WINDOW_END] = _timestamps(ends[order], self._zone)
+        made = self._parts.results([p.take(taken) for p in parts], self.redact)
+        columns.update((name, canonical(c)) for name, c in made)
+        work.outputs[g.MAIN].push(Batch(table=pa.table(columns)))
+
+    def _key_names(self, work: Work, count: int) -> list[str]:
+        if work.key.columns:
+            return list(work.key.columns)
+        return ["key"] if count == 1 else [f"key{i}" for i in range(count)]
+
+    def _push_late(self, work: Work, table: pa.Table) -> None:
+        hidden = [n for n in (*self.bounds, *_hidden_keys(work.key, table.schema)) if n in table.schema.names]
+        work.late_records += table.num_rows
+        work.outputs[LATE].push(Batch(table=table.drop_columns(hidden) if hidden else table))
+
+
+def _hidden_keys(key: g.Key, schema: pa.Schema) -> list[str]:
+    return [] if key.function is None else key_columns_of(key, schema)
+
+
+def _flat(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    if isinstance(column, pa.ChunkedArray):
+        return pa.concat_arrays(column.chunks) if column.num_chunks != 1 else column.chunk(0)
+    return column
+
+
+def _extended(keys: list[Any], extra: Sequence[int]) -> list[Any]:
+    """Keys with another part behind them."""
+    if keys and isinstance(keys[0], tuple):
+        return [(*k, e) for k, e in zip(keys, extra, strict=True)]
+    return list(zip(keys, extra, strict=True))
+
+
+def _joined_parts(
+    parts: Parts, known: Mask, old: list[pa.Array], new: list[pa.Array], redact: bool
+) -> list[pa.Array]:
+    joined = parts.joined(pa.array(known), old, new, redact) if known.any() else new
+    return [canonical(c) for c in joined]
+
+
+class _PaneWindows(_Windows):
+    """Windows whose entries are keyed by the start of a window or pane."""
+
+    def _update(
+        self, work: Work, due: list[Any]
+    ) -> tuple[list[Any], int, Times, list[pa.Array], Times, Mask]:
+        """Entries that came or are due: keys (those that came first), how many came, panes, values, old due times, known."""
+        table, names = self._came(work)
+        if work.behind is not None:
+            self._push_late(work, work.behind)
+        kept = self._kept(work)
+        came: list[Any] = []
+        if table is not None:
+            came = _extended(keys_in(table, names), _integers(table[PANE]).tolist())
+        there = set(came)
+        keys = came + [k for k in due if k not in there]
+        known, old = self._find(work, keys)
+        values = old[1:]
+        if table is not None:
+            count = len(came)
+            new = self._values(table, kept.spec)
+            mine = _joined_parts(self._parts, known[:count], [v[:count] for v in values], new, self.redact)
+            values = [pa.concat_arrays([m, v[count:]]) for m, v in zip(mine, values, strict=True)]
+        panes = np.fromiter((k[-1] for k in keys), np.int64, count=len(keys))
+        dues = old[0].fill_null(0).to_numpy(zero_copy_only=False) if keys else np.empty(0, np.int64)
+        return keys, len(came), panes, values, dues, known
+
+
+class _TumblingWindows(_PaneWindows):
+    """One entry for each key and window."""
+
+    def apply(self, work: Work) -> None:
+        kept = self._kept(work)
+        assigner = self._body.assigner
+        assert isinstance(assigner, Tumbling)
+        keys, count, starts, values, dues, known = self._update(work, kept.due(work.after))
+        if not keys:
+            return
+        ends = assigner.ends(starts)
+        last = ends - 1
+        touched = np.arange(len(keys)) < count
+        fires = (last <= work.after) & (touched | (known & (dues == last)))
+        gone = late(last, work.after, self._body.lateness_us)
+        kept.stage(keys, [pa.array(self._due_after(last, work.after)), *values], gone)
+        work.state.check_memory()
+        at = np.flatnonzero(fires)
+        chosen = [keys[i] for i in at.tolist()]
+        groups = work.state.groups(chosen, kept.spec)
+        self._emit(work, chosen, starts[at], ends[at], [v.take(pa.array(at)) for v in values], groups)
+
+
+class _SlidingWindows(_PaneWindows):
+    """One entry for each key and pane; it is due when its last window is forgotten."""
+
+    def apply(self, work: Work) -> None:
+        kept = self._kept(work)
+        assigner = self._body.assigner
+        assert isinstance(assigner, Sliding)
+        passed = assigner.complete_by(work.after) != assigner.complete_by(work.before)
+        reach_us = (
+            assigner.reach_us + self._body.lateness_us if passed or self._overdue(work, assigner) else 0
+        )
+        wanted = kept.due(work.after + reach_us)
+        keys, count, panes, values, _, _ = self._update(work, wanted)
+        if not keys:
+            return
+        last, _ = _last_of_panes(assigner, panes)
+        due = last + self._body.lateness_us
+        touched = np.arange(len(keys)) < count
+        gone = due <= work.after
+        changed = np.flatnonzero(touched | gone)
+        chosen = keys if len(changed) == len(keys) else [keys[i] for i in changed.tolist()]
+        taken = pa.array(changed)
+        kept.stage(chosen, [pa.array(due[changed]), *(v.take(taken) for v in values)], gone[changed])
+        work.state.check_memory()
+        self._fire(work, assigner, keys, panes, touched, values)
+
+    def _overdue(self, work: Work, assigner: Sliding) -> bool:
+        """Whether a record came for a window that has had its result."""
+        if work.table is None or not self._body.lateness_us:
+            return False
+        found = assigner.windows_of_pane(int(_integers(work.table[PANE]).min()))
+        return bool(found) and int(assigner.ends(np.array(found[:1]))[0]) - 1 <= work.before
+
+    def _fire(
+        self,
+        work: Work,
+        assigner: Sliding,
+        keys: list[Any],
+        panes: Times,
+        touched: Mask,
+        values: list[pa.Array],
+    ) -> None:
+        """Add up the panes of windows that end in this epoch, and of those that late records have changed."""
+        kept = self._kept(work)
+        starts_of = {int(p): assigner.windows_of_pane(int(p)) for p in np.unique(panes)}
+        starts = np.array(sorted({s for found in starts_of.values() for s in found}), np.int64)
+        last = assigner.ends(starts) - 1
+        ended = set(starts[(last > work.before) & (last <= work.after)].tolist())
+        open_still = ~late(last, work.before, self._body.lateness_us)
+        overdue = set(starts[(last <= work.before) & open_still].tolist())
+        rows: list[npt.NDArray[np.int64]] = []
+        windows: list[Times] = []
+        late_keys = self._late_windows(keys, panes, touched, starts_of, overdue)
+        order = np.argsort(panes, kind="stable")
+        for pane in np.unique(panes).tolist():
+            mine = order[
+                np.searchsorted(panes[order], pane) : np.searchsorted(panes[order], pane, side="right")
+            ]
+            for start in starts_of[pane]:
+                if start in ended:
+                    rows.append(mine)
+                elif start in overdue:
+                    hit = np.array([(keys[i][:-1], start) in late_keys for i in mine.tolist()], bool)
+                    if not hit.any():
+                        continue
+                    rows.append(mine[hit])
+                else:
+                    continue
+                windows.append(np.full(len(rows[-1]), start, np.int64))
+        if not rows:
+            return
+        self._add_up(work, kept.spec, assigner, keys, np.concatenate(rows), np.concatenate(windows), values)
+
+    def _late_windows(
+        self,
+        keys: list[Any],
+        panes: Times,
+        touched: Mask,
+        starts_of: dict[int, list[int]],
+        overdue: set[int],
+    ) -> set[tuple[Any, int]]:
+        """The windows, by key, that have had their result and have changed since."""
+        if not overdue:
+            return set()
+        return {
+            (keys[i][:-1], start)
+            for i in np.flatnonzero(touched).tolist()
+            for start in starts_of[int(panes[i])]
+            if start in overdue
+        }
+
+    def _add_up(
+        self,
+        work: Work,
+        spec: TableSpec,
+        assigner: Sliding,
+        keys: list[Any],
+        rows: Times,
+        windows: Times,
+        values: list[pa.Array],
+    ) -> None:
+        whose: dict[Any, int] = {}
+        ids = np.fromiter((whose.setdefault(k[:-1], len(whose)) for k in keys), np.int64, count=len(keys))
+        taken = pa.array(rows)
+        table = pa.table(
+            {
+                "__id": ids[rows],
+                PANE: windows,
+                **{n: v.take(taken) for n, v in zip(self._parts.names, values, strict=True)},
+            }
+        )
+        merged = self._parts.merged(table, ["__id", PANE], self.redact)
+        starts = _integers(merged[PANE])
+        names = list(whose)
+        owners = [names[i] for i in _integers(merged["__id"]).tolist()]
+        groups = work.state.groups([(*o, 0) for o in owners], spec)
+        parts = [canonical(_flat(merged[n])) for n in self._parts.names]
+        self._emit(work, owners, starts, assigner.ends(starts), parts, groups)
+
+
+class _Sessions(_Windows):
+    """The open sessions of a key are in slots 0, 1, 2 …, in order; each says whether there is another."""
+
+    bounds = (START, END)
+    fields = ((_DUE, pa.int64()), (_FROM, pa.int64()), (_TO, pa.int64()), (_MORE, pa.bool_()))
+
+    def apply(self, work: Work) -> None:
+        kept = self._kept(work)
+        table, names = self._came(work)
+        due = kept.due(work.after)
+        owners: dict[Any, int] = {}
+        """Each key without its slot, and a number for it."""
+
+        def number(keys: list[Any]) -> Times:
+            return np.fromiter((owners.setdefault(k, len(owners)) for k in keys), np.int64, count=len(keys))
+
+        sides: list[tuple[Times, Times, Times, list[pa.Array]]] = []
+        if table is not None:
+            came = number(_tuples(keys_in(table, names)))
+            sides.append(
+                (came, _integers(table[START]), _integers(table[END]), self._values(table, kept.spec))
+            )
+        behind_rows, behind_of = np.empty(0, np.int64), np.empty(0, np.int64)
+        if work.behind is not None:
+            mine, behind_of = self._maybe_late(work, number, kept.spec)
+            sides.append(mine)
+            behind_rows = np.arange(len(mine[0]))
+        number([k[:-1] for k in due])
+        stored, slots = self._stored(work, list(owners))
+        if not len(stored[0]) and not sides:
+            return
+        parts = [stored, *sides]
+        ids, starts, ends = (np.concatenate([np.asarray(p[i]) for p in parts]) for i in range(3))
+        values = [pa.concat_arrays([p[3][i] for p in parts]) for i in range(len(self._parts.names))]
+        kind = np.concatenate([np.full(len(p[0]), min(n, 1)) for n, p in enumerate(parts)])
+        if work.behind is not None:
+            kind[len(kind) - len(behind_rows) :] = 2
+        fired = np.zeros(len(ids), bool)
+        fired[: len(stored[0])] = stored[4]
+        self._settle(work, list(owners), slots, ids, starts, ends, values, kind, fired, behind_of)
+
+    def _maybe_late(
+        self, work: Work, number: Any, spec: TableSpec
+    ) -> tuple[tuple[Times, Times, Times, list[pa.Array]], Times]:
+        """Records that are late unless they touch an open session: as partial sessions, and which one each is in."""
+        table = work.behind
+        assert table is not None
+        names = key_columns_of(work.key, table.schema)
+        if not work.state.key_types:
+            work.state.key_types = [table.schema.field(n).type for n in names]
+        merged = merge_sessions(_integers(table[START]), _integers(table[END]), _ids(table, names))
+        rows = table.drop_columns(list(self.bounds)).append_column(_SESSION, pa.array(merged.rows))
+        made = self._parts.partial(rows, [*names, _SESSION], self.redact)
+        which = _integers(made[_SESSION])
+        ids = number(_tuples(keys_in(made, names)))
+        place = np.empty(len(which), np.int64)
+        place[which] = np.arange(len(which))
+        return (ids, merged.starts[which], merged.ends[which], self._values(made, spec)), place[merged.rows]
+
+    def _stored(
+        self, work: Work, owners: list[Any]
+    ) -> tuple[tuple[Times, Times, Times, list[pa.Array], Mask], Times]:
+        """The sessions that are kept of these keys, whether each has had its result, and how many slots each key has."""
+        ids: list[Times] = []
+        columns: list[list[pa.Array]] = []
+        slots = np.zeros(len(owners), np.int64)
+        asked, slot = np.arange(len(owners)), 0
+        while len(asked):
+            known, found = self._find(work, [(*owners[i], slot) for i in asked.tolist()])
+            hits = np.flatnonzero(known)
+            taken = pa.array(hits)
+            ids.append(asked[hits])
+            columns.append([c.take(taken) for c in found])
+            slots[asked[hits]] = slot + 1
+            more = columns[-1][3].to_numpy(zero_copy_only=False).astype(bool)
+            asked, slot = ids[-1][more], slot + 1
+        if not columns:
+            columns = [self._find(work, [])[1]]
+            ids = [np.empty(0, np.int64)]
+        joined = [pa.concat_arrays([c[i] for c in columns]) for i in range(len(columns[0]))]
+        due, start, end = (np.asarray(joined[i].to_numpy(zero_copy_only=False), np.int64) for i in range(3))
+        had = due != end - 1 if self._body.lateness_us else np.zeros(len(due), bool)
+        return (np.concatenate(ids), start, end, joined[4:], had), slots
+
+    def _settle(
+        self,
+        work: Work,
+        owners: list[Any],
+        slots: Times,
+        ids: Times,
+        starts: Times,
+        ends: Times,
+        values: list[pa.Array],
+        kind: Times,
+        fired: Mask,
+        behind_of: Times,
+    ) -> None:
+        """Merge what is kept with what came; emit what has ended, keep the rest, and give back what is too late."""
+        kept = self._kept(work)
+        merged = merge_sessions(starts, ends, ids)
+        count = len(merged.starts)
+        table = pa.table({_SESSION: merged.rows, **dict(zip(self._parts.names, values, strict=True))})
+        made = self._parts.merged(table, [_SESSION], self.redact)
+        back = np.argsort(_integers(made[_SESSION]))
+        parts = [canonical(_flat(made[n]).take(pa.array(back))) for n in self._parts.names]
+
+        def any_of(mask: Mask) -> Mask:
+            return np.bincount(merged.rows[mask], minlength=count) > 0
+
+        solid, touched, had = any_of(kind < 2), any_of(kind > 0), any_of(fired)
+        if work.behind is not None:
+            first = len(kind) - int((kind == 2).sum())
+            lost = ~solid[merged.rows[first:]]
+            rows = lost[behind_of]
+            if rows.any():
+                self._push_late(work, work.behind.filter(pa.array(rows)))
+        last = merged.ends - 1
+        fires = solid & (last <= work.after) & (touched | ~had)
+        lives = solid & ~late(last, work.after, self._body.lateness_us)
+        self._keep(work, owners, slots, merged.groups, lives, merged.starts, merged.ends, parts)
+        work.state.check_memory()
+        at = np.flatnonzero(fires)
+        names = [owners[i] for i in merged.groups[at].tolist()]
+        groups = work.state.groups([(*n, 0) for n in names], kept.spec)
+        taken = pa.array(at)
+        self._emit(work, names, merged.starts[at], merged.ends[at], [p.take(taken) for p in parts], groups)
+
+    def _keep(
+        self,
+        work: Work,
+        owners: list[Any],
+        slots: Times,
+        groups: Times,
+        lives: Mask,
+        starts: Times,
+        ends: Times,
+        parts: list[pa.Array],
+    ) -> None:
+        """Give the sessions that go on their slots anew, and forget the slots that are left over."""
+        at = np.flatnonzero(lives)
+        mine = groups[at]
+        first = np.ones(len(at), bool)
+        first[1:] = mine[1:] != mine[:-1]
+        begins = np.flatnonzero(first)
+        slot = np.arange(len(at)) - np.repeat(begins, np.diff(np.append(begins, len(at))))
+        more = np.zeros(len(at), bool)
+        more[:-1] = mine[1:] == mine[:-1]
+        keys = [(*owners[i], s) for i, s in zip(mine.tolist(), slot.tolist(), strict=True)]
+        used = np.bincount(mine, minlength=len(owners))
+        left = [
+            (*owners[i], s) for i in np.flatnonzero(slots > used).tolist() for s in range(used[i], slots[i])
+        ]
+        if not keys and not left:
+            return
+        taken = pa.array(at)
+        due = self._due_after(ends[at] - 1, work.after)
+        columns = [pa.array(due), pa.array(starts[at]), pa.array(ends[at]), pa.array(more)]
+        columns += [p.take(taken) for p in parts]
+        gone = np.zeros(len(keys) + len(left), bool)
+        gone[len(keys) :] = True
+        if left:
+            zeros = pa.array(np.zeros(len(left), np.int64))
+            blank = [zeros, zeros, zeros, pa.array(np.zeros(len(left), bool))]
+            blank += [pa.nulls(len(left), c.type) for c in columns[4:]]
+            columns = [pa.concat_arrays([c, b]) for c, b in zip(columns, blank, strict=True)]
+        self._kept(work).stage(keys + left, columns, gone)
+
+
+def _tuples(keys: list[Any]) -> list[Any]:
+    return keys if keys and isinstance(keys[0], tuple) else [(k,) for k in keys]

@@ -1,0 +1,337 @@
+"""Event time in the in-process runner: watermarks of splits, idleness, alignment, clocks across exchanges, timers."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import holdfast as hf
+from holdfast.errors import PipelineError, SchemaError
+from holdfast.io.base import Limit, Offer, Range, Reading, Source
+from holdfast.time.units import MAX_TIME, MIN_TIME
+
+Row = dict[str, Any]
+S = 1_000_000
+
+
+class Script(Source):
+    """A source that offers, epoch by epoch, what it is told: {split: [records]} or None for nothing, and its end."""
+
+    def __init__(
+        self, epochs: list[dict[str, list[Row]]], *, splits: list[str] | None = None, bounded: bool = True
+    ) -> None:
+        self._epochs, self._names, self._bounded = epochs, splits, bounded
+        self.watermarks: list[dict[str, int]] = []
+
+    def schema(self) -> pa.Schema:
+        return pa.schema([("k", pa.string()), ("at", pa.int64()), ("v", pa.int64())])
+
+    def plan(self, position: Any, limit: Limit) -> Offer:
+        here = 0 if position is None else position
+        if here >= len(self._epochs):
+            return Offer([], here, exhausted=self._bounded, splits=self._names)
+        ranges = [
+            Range(split, here, here + 1, records=len(rows))
+            for split, rows in self._epochs[here].items()
+            if rows
+        ]
+        ends = self._bounded and here + 1 == len(self._epochs)
+        marks = self.watermarks[here] if self.watermarks else {}
+        return Offer(ranges, here + 1, exhausted=ends, splits=self._names, watermarks=marks)
+
+    def read(self, piece: Range, reading: Reading) -> Iterator[pa.Table]:
+        rows = self._epochs[piece.start][piece.split]
+        yield pa.Table.from_pylist([{"k": "a", "v": 0, **r} for r in rows], schema=self.schema())
+
+
+def at(*seconds: int, k: str = "a") -> list[Row]:
+    return [{"k": k, "at": s} for s in seconds]
+
+
+def counted(source: Source, *, window: Any = None, lateness: str = "0s", **time: Any) -> hf.Pipeline:
+    made = hf.Pipeline("p")
+    timed = made.read("in", source).event_time("at", unit="s", **time)
+    out = (
+        timed.key_by("k")
+        .window(window or hf.tumbling("10s"))
+        .allowed_lateness(lateness)
+        .aggregate("w", n=hf.count())
+    )
+    out.write("out", hf.memory())
+    out.side("late").write("late", hf.memory())
+    return made
+
+
+def results(result: hf.testing.Result) -> list[tuple[int, int]]:
+    """Epoch and count of each result."""
+    found = []
+    for epoch, table in sorted(result._captured["out"].tables.items()):
+        found += [(epoch, n) for n in table["n"].to_pylist()]
+    return found
+
+
+def clocks(result: hf.testing.Result, uid: str = "w") -> list[float]:
+    return [c.clocks.get(uid, MIN_TIME) / S for c in result.commits]
+
+
+def test_the_watermark_is_behind_the_greatest_timestamp_and_fires_in_its_own_epoch() -> None:
+    source = Script([{"0": at(1, 2)}, {"0": at(12)}, {"0": at(15)}, {"0": at(30)}], bounded=False)
+    result = hf.testing.run(counted(source, out_of_order="5s"))
+    assert [c.marks["in.time"]["in/0"] for c in result.commits] == [
+        s * S - 5 * S - 1 for s in (2, 12, 15, 30)
+    ]
+    assert results(result) == [(3, 2), (4, 2)]
+
+
+def test_the_slowest_split_holds_the_clock_and_one_that_never_came_does_too() -> None:
+    source = Script([{"0": at(1)}, {"0": at(50)}, {"1": at(12)}], splits=["0", "1"], bounded=False)
+    result = hf.testing.run(counted(source))
+    assert results(result) == [(3, 1)]
+    assert clocks(result)[:2] == [MIN_TIME / S] * 2
+    assert result.commits[-1].clocks["w"] == 12 * S - 1
+
+
+def test_an_idle_split_steps_out_and_back_in_without_turning_the_clock_back() -> None:
+    epochs = [
+        {"0": at(1), "1": at(2)},
+        {"0": at(50)},
+        {"0": at(60)},
+        {"1": at(5)},
+        {"0": at(80), "1": at(65)},
+    ]
+    source = Script(epochs, splits=["0", "1"], bounded=False)
+    result = hf.testing.run(counted(source, idle_after="2s"), step_ms=1000)
+    assert [p.idle for p in result.plans] == [{}, {}, {"in.time": ["in/1"]}, {}, {}]
+    assert clocks(result) == sorted(clocks(result))
+    assert result.commits[2].clocks["w"] == 60 * S - 1
+    assert result.commits[3].clocks["w"] == 60 * S - 1
+    assert result.commits[4].clocks["w"] == 65 * S - 1
+    assert [r["at"] for r in result.rows("late")] == [5]
+    assert result.commits[3].late == {"w": 1}
+
+
+def test_a_split_that_falls_idle_is_worth_an_epoch_without_records() -> None:
+    source = Script([{"0": at(1), "1": at(2)}, {"0": at(50)}, {}, {}], splits=["0", "1"], bounded=False)
+    result = hf.testing.run(counted(source, idle_after="3s"), step_ms=2000)
+    assert result.commits[2].records_in == 0
+    assert result.plans[2].idle == {"in.time": ["in/1"]}
+    assert results(result) == [(3, 2)]
+
+
+def test_the_end_of_a_bounded_source_is_the_end_of_time() -> None:
+    result = hf.testing.run(counted(Script([{"0": at(1)}, {"0": at(12)}]), out_of_order="1h"))
+    assert result.plans[-1].ended == ["in.time"]
+    assert result.commits[-1].clocks["w"] == MAX_TIME
+    assert results(result) == [(2, 1), (2, 1)]
+
+
+def test_the_source_may_say_how_far_it_is() -> None:
+    source = Script([{"0": at(1)}, {"0": at(2)}, {"0": at(3)}], bounded=False)
+    source.watermarks = [{}, {"0": 9_999}, {"0": 9_999}]
+    result = hf.testing.run(counted(source, watermark=hf.from_source()))
+    assert results(result) == [(2, 2)]
+    assert result.commits[-1].late == {"w": 1}
+
+
+def test_records_may_carry_watermarks() -> None:
+    source = Script([{"0": at(1)}, {"0": [{"at": 2, "v": 10_000}]}, {"0": at(3)}], bounded=False)
+    rule = hf.punctuated(lambda r: r["v"] or None)
+    result = hf.testing.run(counted(source, watermark=rule))
+    assert results(result) == [(2, 2)]
+    assert result.commits[-1].late == {"w": 1}
+
+
+def test_a_periodic_rule_sees_the_greatest_timestamp() -> None:
+    source = Script([{"0": at(1, 4)}, {"0": at(25)}], bounded=False)
+    result = hf.testing.run(counted(source, watermark=hf.periodic(lambda ms: ms - 10_000)))
+    assert [c.clocks["w"] for c in result.commits] == [-6_000_000 + 999, 15_000_999]
+
+
+def test_a_rule_that_fails_names_the_operator() -> None:
+    source = Script([{"0": at(1)}])
+    with pytest.raises(hf.errors.UserCodeError, match=r"\[in.time\]"):
+        hf.testing.run(counted(source, watermark=hf.periodic(lambda ms: 1 // 0)))
+
+
+def two_sources(fast: Source, slow: Source, **time: Any) -> hf.Pipeline:
+    made = hf.Pipeline("p")
+    a = made.read("fast", fast).event_time("at", unit="s", **time)
+    b = made.read("slow", slow).event_time("at", unit="s", **time)
+    a.union(b).key_by("k").window(hf.tumbling("10s")).aggregate("w", n=hf.count()).write("out", hf.memory())
+    return made
+
+
+def test_a_source_that_is_far_ahead_waits_for_the_others_of_its_group() -> None:
+    fast = Script([{"0": at(t)} for t in (10, 100, 200, 300)])
+    slow = Script([{"0": at(t)} for t in (10, 20, 30, 190, 290)])
+    free = hf.testing.run(two_sources(fast, slow))
+    held = hf.testing.run(two_sources(fast, slow, align="both", drift="60s"))
+    assert free.epochs == 5
+    for commit in held.commits[:-1]:
+        ahead = min(commit.marks["fast.time"].values()) - min(commit.marks["slow.time"].values())
+        assert ahead < 111 * S  # one epoch beyond the drift: what was read before it was seen
+    assert [p.positions["fast"] for p in held.plans[:5]] == [1, 2, 2, 2, 3]
+    assert sorted(map(str, held.rows("out"))) == sorted(map(str, free.rows("out")))
+
+
+def test_a_watermark_passes_three_exchanges_within_the_epoch_that_raised_it() -> None:
+    made = hf.Pipeline("p")
+    source = Script([{"0": at(1, 2)}, {"0": at(500)}], bounded=False)
+    stream = made.read("in", source).event_time("at", unit="s")
+    for number in (1, 2, 3):
+        stream = stream.key_by("k").window(hf.tumbling("10s")).aggregate(f"w{number}", n=hf.count())
+    stream.write("out", hf.memory())
+    result = hf.testing.run(made, parallelism=3)
+    assert result.commits[1].clocks == dict.fromkeys(("w1", "w2", "w3"), 500 * S - 1)
+    assert [(e, t.num_rows) for e, t in result._captured["out"].tables.items()] == [(2, 1)]
+
+
+def test_times_may_be_assigned_anew_behind_an_exchange() -> None:
+    made = hf.Pipeline("p")
+    source = Script(
+        [{"0": [{"k": k, "at": s} for s, k in enumerate("abcdef")]}, {"0": at(30)}], bounded=False
+    )
+    totals = made.read("in", source).key_by("k").aggregate("totals", n=hf.count(), seen=hf.max("at"))
+    timed = totals.event_time("seen", unit="s", uid="again")
+    timed.key_by("n").window(hf.tumbling("10s")).aggregate("w", keys=hf.count()).write("out", hf.memory())
+    for parallelism in (1, 3):
+        result = hf.testing.run(made, parallelism=parallelism)
+        assert [c.marks for c in result.commits] == [
+            {"again": {"totals": 5 * S - 1}},
+            {"again": {"totals": 30 * S - 1}},
+        ]
+        assert [r["keys"] for r in result.rows("out")] == [6]
+
+
+def test_a_window_without_event_time_is_refused_with_the_remedy() -> None:
+    made = hf.Pipeline("p")
+    made.read("in", Script([])).key_by("k").window(hf.tumbling("10s")).aggregate("w", n=hf.count()).write(
+        "o", hf.memory()
+    )
+    with pytest.raises(PipelineError, match="event_time"):
+        hf.testing.run(made)
+
+
+def test_records_without_a_time_fail_or_come_out_at_the_side() -> None:
+    rows = [{"k": "a", "at": 1}, {"k": "a", "at": None}, {"k": "b", "at": 2}]
+    made = hf.Pipeline("p")
+    timed = made.read("in", hf.records(rows)).event_time("at", unit="s")
+    timed.key_by("k").window(hf.tumbling("10s")).aggregate("w", n=hf.count()).write("out", hf.memory())
+    with pytest.raises(SchemaError, match=r"\[in.time\] 1 records have no time"):
+        hf.testing.run(made)
+    made = hf.Pipeline("p")
+    timed = made.read("in", hf.records(rows)).event_time("at", unit="s", missing="side")
+    timed.key_by("k").window(hf.tumbling("10s")).aggregate("w", n=hf.count()).write("out", hf.memory())
+    timed.side("untimed").write("without", hf.memory())
+    result = hf.testing.run(made)
+    assert result.rows("without") == [{"k": "a", "at": None}]
+    assert sorted(r["k"] for r in result.rows("out")) == ["a", "b"]
+
+
+def test_a_map_that_drops_the_time_is_named() -> None:
+    made = hf.Pipeline("p")
+    timed = made.read("in", hf.records([{"k": "a", "at": 1}])).event_time("at", unit="s")
+    dropped = timed.map(lambda r: {"k": r["k"]})
+    dropped.key_by("k").window(hf.tumbling("10s")).aggregate("w", n=hf.count()).write("out", hf.memory())
+    with pytest.raises(SchemaError, match=r"\[w\] There is no column 'at'"):
+        hf.testing.run(made)
+
+
+def test_a_day_in_seoul_is_a_day_in_seoul() -> None:
+    seoul = pa.timestamp("ms", "Asia/Seoul")
+    rows = [{"k": "a", "at": dt.datetime(2024, 3, 1, h, tzinfo=dt.timezone.utc)} for h in (14, 15, 20)]
+    made = hf.Pipeline("p")
+    stream = made.read("in", hf.records(rows, schema={"k": str, "at": seoul})).event_time("at")
+    day = stream.key_by("k").window(hf.tumbling("1d", zone="Asia/Seoul"))
+    day.aggregate("w", n=hf.count()).write("out", hf.memory())
+    out = hf.testing.run(made).rows("out")
+    assert [(r["n"], r["window_start"].isoformat()) for r in out] == [
+        (1, "2024-03-01T00:00:00+09:00"),
+        (2, "2024-03-02T00:00:00+09:00"),
+    ]
+
+
+# Timers
+
+
+class Reminders(hf.KeyedProcess):
+    """Emits what it was told of, `v` seconds after it; a negative `v` takes the reminder back."""
+
+    told = hf.ValueState(int, default=0)
+
+    def process(self, key: Any, record: Row, ctx: hf.Context) -> Iterator[Row]:
+        self.told.value += 1
+        assert ctx.time_ms == record["at"] * 1000
+        if record["v"] < 0:
+            ctx.delete_timer(ctx.time_ms)
+        else:
+            ctx.set_timer(ctx.time_ms + record["v"] * 1000)
+        return iter(())
+
+    def on_timer(self, key: Any, timer: hf.Timer, ctx: hf.Context) -> Iterator[Row]:
+        assert ctx.watermark_ms >= timer.at_ms == ctx.time_ms
+        yield {"k": key, "due": timer.at_ms // 1000, "told": self.told.value}
+        if timer.name == "" and timer.at_ms == 20_000:
+            ctx.set_timer(21_000, "again")
+            ctx.set_timer(40_000, "later")
+
+
+def reminded(source: Source, function: hf.KeyedProcess | None = None, **options: Any) -> hf.testing.Result:
+    made = hf.Pipeline("p")
+    timed = made.read("in", source).event_time("at", unit="s")
+    timed.key_by("k").process("r", function or Reminders()).write("out", hf.memory())
+    return hf.testing.run(made, **options)
+
+
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_timers_fire_in_order_once_and_may_set_others(backend: str) -> None:
+    set_ = [{"at": 1, "v": 19}, {"at": 2, "v": 28}, {"at": 3, "v": 17}, {"at": 4, "v": 1}, {"at": 5, "v": -1}]
+    source = Script(
+        [{"0": set_}, {"0": [{"k": "b", "at": 35, "v": 0}]}, {"0": [{"k": "b", "at": 50, "v": 0}]}],
+        bounded=False,
+    )
+    result = reminded(source, backend=backend)
+    rows = [
+        (e, [(r["k"], r["due"]) for r in t.to_pylist()])
+        for e, t in sorted(result._captured["out"].tables.items())
+    ]
+    assert [(e, [d for k, d in found if k == "a"]) for e, found in rows] == [(2, [20, 21, 30]), (3, [40])]
+    assert [(e, [d for k, d in found if k == "b"]) for e, found in rows] == [(2, []), (3, [35])]
+    left = result.state("r")
+    assert left["timers.event"].num_rows == 1  # that of b at 50
+
+
+def test_a_timer_in_the_past_fires_at_the_end_of_its_epoch() -> None:
+    source = Script([{"0": at(100)}, {"0": [{"at": 50, "v": 1}]}], bounded=False)
+    assert [r["due"] for r in reminded(source).rows("out")] == [51]
+
+
+class Clocked(hf.KeyedProcess):
+    def process(self, key: Any, record: Row, ctx: hf.Context) -> None:
+        ctx.set_clock_timer(ctx.now_ms + 2_500, "soon")
+        ctx.set_clock_timer(ctx.now_ms + 9_000, "never")
+        ctx.delete_clock_timer(ctx.now_ms + 9_000, "never")
+
+    def on_timer(self, key: Any, timer: hf.Timer, ctx: hf.Context) -> Iterator[Row]:
+        yield {"k": key, "name": timer.name, "late_ms": ctx.now_ms - timer.at_ms, "kind": timer.kind}
+
+
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_timers_on_processing_time_wake_the_pipeline_by_themselves(backend: str) -> None:
+    result = reminded(Script([{"0": at(1)}]), Clocked(), step_ms=1000, linger_ms=20_000, backend=backend)
+    assert result.rows("out") == [{"k": "a", "name": "soon", "late_ms": 500, "kind": "clock"}]
+    assert [c.wake_ms for c in result.commits][-1] is None
+    assert result.commits[-1].records_in == 0
+
+
+def test_a_timer_needs_an_on_timer() -> None:
+    class Forgetful(hf.KeyedProcess):
+        def process(self, key: Any, record: Row, ctx: hf.Context) -> None:
+            ctx.set_timer(5)
+
+    with pytest.raises(PipelineError, match="on_timer"):
+        reminded(Script([{"0": at(1)}]), Forgetful())
