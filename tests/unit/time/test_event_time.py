@@ -335,3 +335,49 @@ def test_a_timer_needs_an_on_timer() -> None:
 
     with pytest.raises(PipelineError, match="on_timer"):
         reminded(Script([{"0": at(1)}]), Forgetful())
+
+
+@pytest.mark.parametrize("window", [hf.tumbling("10s"), hf.sliding("10s", "10s"), hf.session("2s")], ids=str)
+def test_only_a_record_within_the_allowed_lateness_makes_a_result_come_again(window: Any) -> None:
+    epochs = [at(1), at(15), at(16), at(2), at(17), at(40), at(3)]
+    source = Script([{"0": rows} for rows in epochs], bounded=False)
+    result = hf.testing.run(counted(source, window=window, lateness="20s"))
+    assert results(result) == [(2, 1), (4, 2), (6, 3)]
+    assert [r["at"] for r in result.rows("late")] == [3]
+    assert sum(s.sealed.live.get("windows", 0) for s in result.commits[-1].shards["w"]) == 1  # that of 40
+
+
+class Twice(hf.KeyedProcess):
+    """Emits at once and when a timer fires."""
+
+    def process(self, key: Any, record: Row, ctx: hf.Context) -> Iterator[Row]:
+        ctx.set_timer(record["at"] * 1000)
+        yield {"all": 0, "said": f"{key} at once {ctx.uuid()}"}
+
+    def on_timer(self, key: Any, timer: hf.Timer, ctx: hf.Context) -> Iterator[Row]:
+        yield {"all": 0, "said": f"{key} later {ctx.uuid()}"}
+
+
+class Heard(hf.KeyedProcess):
+    """What came before what."""
+
+    heard = hf.ListState(str)
+
+    def process(self, key: Any, record: Row, ctx: hf.Context) -> None:
+        self.heard.add(record["said"])
+
+
+def test_the_order_of_what_functions_and_timers_emit_does_not_depend_on_the_number_of_shards() -> None:
+    found = []
+    for parallelism in (1, 2, 4):
+        made = hf.Pipeline("p")
+        rows = [{"k": f"k{i}", "at": i} for i in range(20)]
+        timed = made.read("in", Script([{"0": rows}, {"0": at(100)}], bounded=False)).event_time(
+            "at", unit="s"
+        )
+        said = timed.key_by("k").process("twice", Twice())
+        said.key_by("all").process("heard", Heard()).write("out", hf.memory())
+        result = hf.testing.run(made, parallelism=parallelism)
+        found.append(result.state("heard")["heard"]["value"].to_pylist())
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]) == len(set(found[0])) == 41
