@@ -352,10 +352,10 @@ class Twice(hf.KeyedProcess):
 
     def process(self, key: Any, record: Row, ctx: hf.Context) -> Iterator[Row]:
         ctx.set_timer(record["at"] * 1000)
-        yield {"all": 0, "said": f"{key} at once {ctx.uuid()}"}
+        yield {"all": 0, "said": f"{key} {ctx.uuid()}"}
 
     def on_timer(self, key: Any, timer: hf.Timer, ctx: hf.Context) -> Iterator[Row]:
-        yield {"all": 0, "said": f"{key} later {ctx.uuid()}"}
+        yield {"all": 0, "said": f"{key} {ctx.uuid()}"}
 
 
 class Heard(hf.KeyedProcess):
