@@ -40,8 +40,8 @@ WANTED = {
 }
 """What a session that we make has, unless the user says otherwise."""
 LOCAL = {"spark.executor.heartbeat.maxFailures": str((1 << 31) - 1)}
-"""And in local mode: there, after a lost shuffle file, Spark tries with every heartbeat to register its only block
-manager again, which fails; after 60 of them the JVM would end itself."""
+"""And in local mode: there the only executor is in the driver, and after 60 heartbeats that failed in a row it ends the
+JVM. Seen in runs with lost shuffle files; what makes them fail was not looked into."""
 
 
 def timeouts(settings: Settings) -> dict[str, str]:
