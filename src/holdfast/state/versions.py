@@ -31,7 +31,7 @@ from holdfast.state.tables import key_names
 MAGIC = b"HFD1"
 _ALIGN = 64
 """Arrow reads fastest, and without complaint, what starts at a multiple of this."""
-FAN = 8
+FAN = 7
 """So many neighbours of one tier are merged into one."""
 _TIER_BYTES = 64 << 10
 """Files below this are all of the lowest tier; each tier above holds files up to `FAN` times as large."""
