@@ -15,16 +15,27 @@ from holdfast.faults.compare import Verdict, beginnings, compare, plans_compared
 from holdfast.faults.experiment import Struck
 from holdfast.faults.kinds import Fault
 from holdfast.faults.standins import into_folders
-from holdfast.faults.victims import Nobody, chosen
+from holdfast.faults.victims import Nobody, chosen, holding
 from holdfast.io.base import Range
 from holdfast.log.journal import Journal
-from holdfast.log.records import Plan, PlannedRange
+from holdfast.log.records import Commit, Plan, PlannedRange, ShardCommit
+from holdfast.state.shard import Sealed
 from tests.drivers import live
 
 
 def test_the_same_seed_draws_the_same_faults_and_moments() -> None:
     assert draw(list(Fault), 50, 3) == draw(list(Fault), 50, 3)
     assert draw(list(Fault), 50, 3) != draw(list(Fault), 50, 4)
+
+
+def test_a_host_to_which_no_shard_has_come_back_holds_no_state() -> None:
+    """A drill struck it, and compared a recovery in no time with the forecast for state that is lost."""
+    sealed = Sealed("7-a", 0, 10, 10, {}, 1)
+    at = [ShardCommit(sealed, f"127.0.0.{n}:/c/host{n - 1}/state", "0") for n in (2, 2)]
+    roots = ["/c/host0/state", "/c/host1/state"]
+    assert holding(Commit(7, 1, {"tiles": at}, {}, {}), roots) == [1]
+    both = [at[0], ShardCommit(sealed, "127.0.0.1:/c/host0/state", "1")]
+    assert holding(Commit(7, 1, {"tiles": at, "vehicles": both}, {}, {}), roots) == [0, 1]
 
 
 def test_every_kind_of_fault_comes_about_equally_often() -> None:

@@ -17,6 +17,8 @@ import psutil
 from holdfast.engine.doors import SLOT
 from holdfast.faults.cluster import Cluster
 from holdfast.faults.kinds import Fault
+from holdfast.log.journal import Journal
+from holdfast.log.records import Commit
 from holdfast.metrics import read_status
 from holdfast.supervise.supervisor import read_supervision
 
@@ -72,7 +74,7 @@ class Victims:
     def __init__(self, cluster: Cluster, directory: Path) -> None:
         self._cluster, self._directory = cluster, directory
         self.shards_only = False
-        """Whether only workers that hold state are struck: one of sources or uploads is replaced at little cost."""
+        """Whether only workers, executors and hosts that hold state are struck: others are replaced at little cost."""
 
     def executors(self) -> list[Executor]:
         """The executors that live, in the order of hosts and numbers."""
@@ -126,7 +128,8 @@ class Victims:
         return Aim(str(worker), lambda: do([worker.process]))
 
     def _executor(self, share: float, do: Deed) -> Aim:
-        executor = chosen(self.executors(), share)
+        homes = {self._cluster.host(number) for number in self._homes()}
+        executor = chosen([e for e in self.executors() if e.host in homes], share)
         return Aim(str(executor), lambda: do([executor.process]))
 
     def _driver(self, share: float, do: Deed) -> Aim:
@@ -134,7 +137,7 @@ class Victims:
         return Aim(f"driver {processes[0].pid}", lambda: do(processes))
 
     def _host(self, share: float) -> Aim:
-        number = chosen(list(self._cluster.hosts), share)
+        number = chosen(self._homes(), share)
 
         def lose() -> None:
             self._cluster.lose_host(number)
@@ -142,10 +145,29 @@ class Victims:
 
         return Aim(f"host {self._cluster.host(number)}", lose)
 
+    def _homes(self) -> list[int]:
+        """The hosts that may be struck: where only those with state are, those that the newest commit names."""
+        hosts = list(self._cluster.hosts)
+        if not self.shards_only:
+            return hosts
+        journal = Journal.at(self._directory)
+        roots = [str(self._cluster.state_root(number)) for number in hosts]
+        return holding(journal.commit(journal.last_epoch()), roots) or hosts
+
     def _application(self, share: float) -> Aim:
         driver, executors = self.driver(), self.executors()
         name = f"driver {driver[0].pid}, {len(executors)} executor{'' if len(executors) == 1 else 's'}"
         return Aim(name, lambda: kill([*driver, *(e.process for e in executors)]))
+
+
+def holding(commit: Commit | None, roots: Sequence[str]) -> list[int]:
+    """Which hosts, by their numbers, hold state after an epoch. A home is named by its host and its state's root.
+
+    >>> holding(None, ["/a", "/b"])
+    []
+    """
+    shards = [] if commit is None else [s for of in commit.shards.values() for s in of]
+    return [n for n, root in enumerate(roots) if any(shard.host.endswith(root) for shard in shards)]
 
 
 def kill(processes: Sequence[psutil.Process]) -> None:
