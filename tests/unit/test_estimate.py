@@ -136,16 +136,35 @@ def test_more_history_and_more_planned_never_lower_estimate_or_bound(
 
 
 @settings(max_examples=60)
-@given(histories, st.integers(0, 500_000), st.integers(0, 10**10), st.booleans())
+@given(
+    histories,
+    st.integers(0, 500_000),
+    st.none() | st.integers(0, 500_000),
+    st.integers(0, 10**10),
+    st.booleans(),
+)
 def test_many_bounds_at_once_are_those_of_single_estimates(
-    history: History, planned: int, size: int, local: bool
+    history: History, planned: int, usual: int | None, size: int, local: bool
 ) -> None:
     learned, notice = Learned(), msgspec.structs.replace(NOTICE, local=local)
     learned.recovered(Fault.EXECUTOR_KILL, 3.0)
-    there = Situation(history, planned, size, size % 50, size // 4, size // 2)
+    there = Situation(history, planned, size, size % 50, size // 4, size // 2, usual)
     faults = covered(notice)
     expected = worst(estimates(there, learned, notice, faults), SURE).bound(SURE)
     assert Bounds(there, learned, notice, faults, SURE)(history, planned) == pytest.approx(expected)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 500_000), st.integers(0, 500_000))
+def test_an_estimate_counts_a_usual_epoch_and_a_bound_the_largest(planned: int, usual: int) -> None:
+    learned = Learned()
+    learned.epoch.learn([1.0, 100_000.0], 0.8)
+    there = Situation(planned=planned)
+    largest = estimate(Fault.WORKER_KILL, there, learned, NOTICE)
+    as_usual = estimate(Fault.WORKER_KILL, msgspec.structs.replace(there, usual=usual), learned, NOTICE)
+    assert as_usual.bound(SURE) == pytest.approx(largest.bound(SURE))
+    counted = learned.epoch.predict([1.0, float(min(planned, usual))]).mean
+    assert as_usual.recomputing.mean == pytest.approx(counted)
 
 
 def test_only_a_lost_host_depends_on_history() -> None:
@@ -197,6 +216,7 @@ outlooks = st.builds(
     max_records=st.just(500_000),
     backup_s=st.floats(0.1, 60),
     uploading=st.one_of(st.none(), st.integers(0, 50)),
+    mean_records=st.one_of(st.none(), st.floats(0, 200_000)),
 )
 
 
@@ -220,7 +240,9 @@ def test_a_decision_backs_up_only_when_waiting_is_not_safe_and_limits_to_what_fi
     if outlook.uploading is not None:
         assert not made.back_up
     elif made.feasible:
-        later = SLOW(outlook.history.and_(wait, wait * size), size)
+        mean = size if outlook.mean_records is None else min(size, outlook.mean_records)
+        passed = max(size, math.ceil(wait * mean))
+        later = SLOW(outlook.history.and_(wait, passed), size)
         assert made.back_up == (outlook.history.epochs > 0 and later > outlook.deadline_s)
     if not made.feasible:
         assert not made.pause and SLOW(History(1, 1), 1) > outlook.deadline_s
@@ -278,6 +300,7 @@ def test_the_bound_never_passes_the_deadline_with_one_failed_backup_and_any_epoc
                 max_records=500_000,
                 backup_s=backup_s,
                 uploading=None if uploading is None else history.epochs - uploading[0].epochs,
+                mean_records=sum(recent) / len(recent),
             )
             made = decide(outlook, SLOW)
             if not made.feasible:
@@ -294,6 +317,15 @@ def test_the_bound_never_passes_the_deadline_with_one_failed_backup_and_any_epoc
             now_s = uploading[1]
         else:
             pytest.fail("paused for ever")
+
+
+def test_what_built_up_during_a_recovery_is_not_taken_for_what_comes() -> None:
+    """One large epoch among the recent ones, and it backed up as if all the next were as large."""
+    deadline_s = SLOW(History(40, 800_000), 100_000)
+    outlook = Outlook(deadline_s, History(5, 180_000), 0.5, 100_000, 500_000, backup_s=2.0, mean_records=9000)
+    assert not decide(outlook, SLOW).back_up
+    assert decide(msgspec.structs.replace(outlook, mean_records=None), SLOW).back_up
+    assert decide(msgspec.structs.replace(outlook, mean_records=90_000), SLOW).back_up
 
 
 def test_a_burst_beside_a_long_history_is_cut_to_what_fits() -> None:

@@ -31,7 +31,7 @@ class Outlook(msgspec.Struct, frozen=True):
     epoch_s: float
     """How long one epoch passes after the other."""
     epoch_records: int
-    """How many records the next epochs may have: the most of the recent ones."""
+    """How many records the next epoch may have: the most of the recent ones."""
     max_records: int
     backup_s: float
     """How long a backup takes at the most."""
@@ -41,6 +41,8 @@ class Outlook(msgspec.Struct, frozen=True):
     """How long after a failed backup the next is begun."""
     uploading: int | None = None
     """How many epochs have passed since the version that is being backed up; None: none is."""
+    mean_records: float | None = None
+    """How many records epochs have that pass while a backup is made: the mean of the recent; None: as many as the next."""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -69,7 +71,7 @@ def decide(outlook: Outlook, bound: Bound) -> Decision:
     if limit == 0:
         # Backups hold recovery as low as it can be, where they help at all; pausing would only stop the pipeline.
         size = min(outlook.epoch_records, outlook.max_records)
-        helps = bound(outlook.history.and_(wait, wait * size), size) > bound(History(), size)
+        helps = bound(_later(outlook, wait, size), size) > bound(History(), size)
         may = outlook.history.epochs > 0 and outlook.uploading is None
         return Decision(back_up=may and helps, feasible=False)
     most = outlook.max_records if limit is None else limit
@@ -80,9 +82,18 @@ def decide(outlook: Outlook, bound: Bound) -> Decision:
         limit = _largest(lambda records: _has_room(outlook, bound, records), size, most)
     if outlook.uploading is not None:
         return Decision(pause=full, limit=limit)
-    later = outlook.history.and_(wait, wait * size)
-    due = outlook.history.epochs > 0 and bound(later, size) > outlook.deadline_s
+    due = outlook.history.epochs > 0 and bound(_later(outlook, wait, size), size) > outlook.deadline_s
     return Decision(back_up=due, pause=due and full, limit=limit)
+
+
+def _later(outlook: Outlook, epochs: int, size: int) -> History:
+    """The history when so many more have passed. One of them may be the largest; all of them are not.
+
+    Where more comes than that, intake is paused until the backup is through: what passes here decides how often
+    that happens, and not whether the bound holds.
+    """
+    mean = size if outlook.mean_records is None else min(outlook.mean_records, float(size))
+    return outlook.history.and_(epochs, max(size, math.ceil(epochs * mean)))
 
 
 def _has_room(outlook: Outlook, bound: Bound, records: int) -> bool:

@@ -100,7 +100,7 @@ class Situation(msgspec.Struct, frozen=True):
 
     history: History = History()
     planned: int = 0
-    """Records of the epoch that may be under way when something dies."""
+    """Records of the largest epoch that may be under way when something dies."""
     stored_bytes: int = 0
     """What the shards of one host, the fullest, have in the newest checkpoint."""
     stored_files: int = 0
@@ -108,6 +108,8 @@ class Situation(msgspec.Struct, frozen=True):
     """The state of the largest shard."""
     host_bytes: int = 0
     """The state on the fullest host, for each of its cores that load it."""
+    usual: int | None = None
+    """Records of an epoch as it usually is, which an estimate counts; None: as many as the largest."""
 
 
 class Parts(msgspec.Struct, frozen=True):
@@ -166,8 +168,9 @@ UPLOAD = Prior([0.5, 1 / 100e6], [1.0, 1.0], noise=0.3, df=6, keep=0.95)
 START = Prior([11.0], [0.3], noise=0.12, df=6, keep=0.9)
 """A driver's start, from its first step until it stands: (1)."""
 FAMILIES: dict[str, dict[Fault, float]] = {
-    "worker": {Fault.WORKER_KILL: 1.0, Fault.WORKER_FREEZE: 0.5},
-    "executor": {Fault.EXECUTOR_KILL: 5.0, Fault.EXECUTOR_FREEZE: 1.0},
+    "worker": {Fault.WORKER_KILL: 0.3, Fault.WORKER_FREEZE: 0.7},
+    "executor": {Fault.EXECUTOR_KILL: 5.0},
+    "frozen executor": {Fault.EXECUTOR_FREEZE: 2.5},
     "host": {Fault.HOST: 9.0},
     "driver": {Fault.DRIVER_KILL: 12.0, Fault.DRIVER_FREEZE: 0.5, Fault.APPLICATION: 1.0},
 }
@@ -279,9 +282,18 @@ def loading(learned: Learned, fault: Fault, situation: Situation) -> Guess:
     return learned.reload.predict([1.0, float(at_stake)])
 
 
+def planning(learned: Learned, situation: Situation) -> Guess:
+    """How long the epoch takes that was planned: an estimate counts a usual one, a bound the largest."""
+    largest = learned.epoch.predict([1.0, float(situation.planned)])
+    if situation.usual is None or situation.usual >= situation.planned:
+        return largest
+    usual_s = learned.epoch.predict([1.0, float(situation.usual)]).mean
+    return msgspec.structs.replace(largest, mean=usual_s, extra=largest.mean - usual_s)
+
+
 def recomputing(learned: Learned, fault: Fault, situation: Situation) -> Sum:
     """How long what must be run again takes: the history, where state is lost with its host, and what is planned."""
-    planned = learned.epoch.predict([1.0, float(situation.planned)])
+    planned = planning(learned, situation)
     if fault not in _HISTORY:
         return Sum((planned,))
     return Sum((replaying(learned, situation.history), planned))

@@ -273,6 +273,7 @@ class Guard:
             failed_s=backup.mean,
             retry_s=self.retry_s,
             uploading=uploading,
+            mean_records=statistics.fmean(self._records) if self._records else None,
         )
         self.decision = decide(outlook, bound)
         self.forecast()
@@ -382,6 +383,7 @@ class Guard:
         self._situation = Situation(
             history=self._history,
             planned=min(max(self._records, default=0), self._settings.max_records),
+            usual=int(statistics.median(self._records)) if self._records else None,
             stored_bytes=fullest[0],
             stored_files=fullest[1],
             shard_bytes=largest,

@@ -315,6 +315,7 @@ class _Walk:
             backup_s=upload.bound(self._run.confidence),
             failed_s=upload.mean,
             uploading=uploading,
+            mean_records=statistics.fmean(self._records) if self._records else None,
         )
 
     @property
