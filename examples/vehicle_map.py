@@ -224,6 +224,8 @@ def build(rate: float | None = 20_000, out: str = "out/vehicle_map", total: int 
 
 
 pipeline = build()
+busy = build(rate=40_000)
+"""Twice the reports: `holdfast drill examples/vehicle_map.py:busy` has more to replay."""
 
 if __name__ == "__main__":
     pipeline.run()

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from holdfast.config import resolve
+from holdfast.engine.session import notice_of, timeouts
 from holdfast.faults.kinds import Fault
 from holdfast.recovery.chance import Guess, Linear, Prior, Sum, t_quantile
 from holdfast.recovery.decide import Outlook, decide, lead_epochs
@@ -188,6 +190,18 @@ def test_silence_is_noticed_as_late_as_the_settings_say() -> None:
     assert detection(Fault.EXECUTOR_FREEZE, NOTICE).bound(SURE) == 14.0
     assert detection(Fault.DRIVER_FREEZE, NOTICE).bound(SURE) == 10.5
     assert detection(Fault.DRIVER_KILL, NOTICE).bound(SURE) < 1
+
+
+def test_what_tasks_try_to_fetch_from_a_silent_executor_takes_is_counted() -> None:
+    """A frozen executor takes connections: with Spark's three retries it held a stage up for a quarter of a minute."""
+    others = {"local": False, "supervised_s": 5.0, "wait_for_home_s": 3.0}
+    spark = {"spark.network.timeout": "6s", "spark.network.timeoutInterval": "1s"}
+    assert notice_of(spark, **others).fetch_s == 6 + 3 * (6 + 5)
+    ours = timeouts(resolve({"executor_timeout": "6s"}, environment={}).settings)
+    notice = notice_of(ours, **others)
+    assert notice.fetch_s == 3.0
+    assert detection(Fault.EXECUTOR_FREEZE, notice).bound(SURE) == 6 + 2 * 1 + 3
+    assert detection(Fault.EXECUTOR_KILL, notice).bound(SURE) < 1
 
 
 # Deciding

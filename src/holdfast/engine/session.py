@@ -54,7 +54,10 @@ def timeouts(settings: Settings) -> dict[str, str]:
         "spark.network.timeout": f"{max(2, round(settings.executor_timeout_s))}s",
         "spark.network.timeoutInterval": f"{often_s}s",
         "spark.executor.heartbeatInterval": f"{often_s}s",
-        "spark.shuffle.io.retryWait": "1s",
+        # What can't be fetched is made again. A frozen executor takes connections as ever, and even after it was given
+        # up Spark has tasks fetch from it: each try then lasts for the whole of the connection's time-out.
+        "spark.shuffle.io.maxRetries": "0",
+        "spark.shuffle.io.connectionTimeout": f"{max(2, round(settings.executor_timeout_s / 2))}s",
         "spark.python.worker.idleTimeoutSeconds": str(max(1, round(settings.worker_timeout_s))),
         "spark.python.worker.killOnIdleTimeout": "true",
     }
@@ -72,10 +75,13 @@ def notice_of(
     silent_s = seconds("spark.network.timeout", 120.0)
     idle_s = seconds("spark.python.worker.idleTimeoutSeconds", 0.0)
     kills = conf.get("spark.python.worker.killOnIdleTimeout", "false").lower() == "true"
+    retries = int(conf.get("spark.shuffle.io.maxRetries", "3"))
+    try_s = seconds("spark.shuffle.io.connectionTimeout", silent_s)
     return Notice(
         worker_s=idle_s if idle_s and kills else None,
         executor_s=silent_s,
         executor_check_s=seconds("spark.network.timeoutInterval", 60.0, unit_s=1e-3),
+        fetch_s=try_s + retries * (try_s + seconds("spark.shuffle.io.retryWait", 5.0)),
         driver_s=supervised_s,
         host_s=wait_for_home_s,
         local=local,

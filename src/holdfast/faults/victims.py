@@ -77,12 +77,12 @@ class Victims:
         """Whether only workers, executors and hosts that hold state are struck: others are replaced at little cost."""
 
     def executors(self) -> list[Executor]:
-        """The executors that live, in the order of hosts and numbers."""
+        """The executors that live and are not frozen already, in the order of hosts and numbers."""
         found = [
             Executor(process, _option(words, "--executor-id"), self._cluster.host(host))
             for host in self._cluster.hosts
             for process in self._cluster.processes(host)
-            if _EXECUTOR in (words := _words(process))
+            if _EXECUTOR in (words := _words(process)) and not _stopped(process)
         ]
         return sorted(found, key=lambda e: (e.host, e.number.zfill(6)))
 
@@ -219,6 +219,14 @@ def _words(process: psutil.Process) -> list[str]:
         return list(process.cmdline())
     except psutil.Error:
         return []
+
+
+def _stopped(process: psutil.Process) -> bool:
+    """Whether it is frozen: its worker ends it only after ten seconds, with a new one beside it."""
+    try:
+        return bool(process.status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return True
 
 
 def _option(words: Sequence[str], name: str) -> str:

@@ -37,6 +37,8 @@ class Notice(msgspec.Struct, frozen=True):
     """How often silent executors are looked for."""
     driver_s: float | None
     """None: nobody supervises the driver."""
+    fetch_s: float = 0.0
+    """How much longer a task may try to fetch from a silent executor after that was given up."""
     host_s: float = 0.0
     """How long shards wait for a lost host before they are rebuilt on another."""
     local: bool = False
@@ -68,9 +70,9 @@ def detection(fault: Fault, notice: Notice) -> Guess:
     if fault is Fault.WORKER_FREEZE:
         return Guess((notice.worker_s or 0.0) + 0.5, extra=1.0)
     if fault is Fault.EXECUTOR_FREEZE:
-        return Guess(notice.executor_s or 0.0, extra=2 * notice.executor_check_s)
+        return Guess(notice.executor_s or 0.0, extra=2 * notice.executor_check_s + notice.fetch_s)
     if fault is Fault.HOST and not notice.local:
-        silent_s = (notice.executor_s or 0.0) + 2 * notice.executor_check_s
+        silent_s = (notice.executor_s or 0.0) + 2 * notice.executor_check_s + notice.fetch_s
         return Guess(0.1, extra=max(0.4, silent_s))
     if fault is Fault.DRIVER_FREEZE:
         return Guess(notice.driver_s or 0.0, extra=0.5)
@@ -161,14 +163,14 @@ REPLAY = Prior([1.0, 0.004], [0.4, 1.0], noise=0.2, df=6, keep=0.95)
 """A replay: (what the epochs' jobs and records would take at the epochs' own rate, epochs)."""
 FETCH = Prior([0.3, 1 / 150e6, 0.005], [1.0, 1.0, 1.0], noise=0.25, df=6, keep=0.95)
 """Loading from the checkpoint's storage: (1, bytes, files)."""
-RELOAD = Prior([0.2, 1 / 250e6], [1.0, 1.0], noise=0.25, df=6, keep=0.95)
+RELOAD = Prior([0.05, 1 / 250e6], [1.0, 1.0], noise=0.25, df=6, keep=0.95)
 """Loading from the host's disk: (1, bytes)."""
 UPLOAD = Prior([0.5, 1 / 100e6], [1.0, 1.0], noise=0.3, df=6, keep=0.95)
 """A backup: (1, new bytes)."""
 START = Prior([11.0], [0.3], noise=0.12, df=6, keep=0.9)
 """A driver's start, from its first step until it stands: (1)."""
 FAMILIES: dict[str, dict[Fault, float]] = {
-    "worker": {Fault.WORKER_KILL: 0.3, Fault.WORKER_FREEZE: 0.7},
+    "worker": {Fault.WORKER_KILL: 0.15, Fault.WORKER_FREEZE: 0.9},
     "executor": {Fault.EXECUTOR_KILL: 5.0},
     "frozen executor": {Fault.EXECUTOR_FREEZE: 2.5},
     "host": {Fault.HOST: 9.0},
@@ -217,7 +219,10 @@ class Learned:
         weights = list(FAMILIES[name].values())
         if name == "driver" and self._start.seen.count:
             weights[0] = self._start.weights[0]
-        return Linear(Prior(weights, [0.25, *[1.0] * (len(weights) - 1)], noise=0.12, df=8, keep=0.95), seen)
+        first = (
+            0.25 if weights[0] > 1.0 else 1.0
+        )  # what takes a part of a second is known less well, as a share
+        return Linear(Prior(weights, [first, *[1.0] * (len(weights) - 1)], noise=0.12, df=8, keep=0.95), seen)
 
     def memory(self) -> Memory:
         """As it is kept in a file."""

@@ -216,10 +216,10 @@ def pick_merge(files: Sequence[DeltaFile]) -> tuple[int, int] | None:
     can be merged with it at no more than its cost. So a row is rewritten a few times a tier and not with
     each merge, and a version has fewer than `FAN` files a tier.
 
-    >>> files = [DeltaFile(str(i), 1, 0, 1) for i in range(9)]
-    >>> pick_merge(files), pick_merge(files[:7])
-    ((1, 9), None)
-    >>> pick_merge([DeltaFile("large", 1 << 30, 0, 1), *files[:7]])
+    >>> files = [DeltaFile(str(i), 1, 0, 1) for i in range(FAN + 1)]
+    >>> pick_merge(files) == (1, FAN + 1), pick_merge(files[: FAN - 1])
+    (True, None)
+    >>> pick_merge([DeltaFile("large", 1 << 30, 0, 1), *files[: FAN - 1]])
     """
     end, tier = len(files), 0
     start = end
