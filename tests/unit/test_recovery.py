@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow.dataset as ds
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -424,3 +425,24 @@ def test_checkpoints_in_an_object_store_bring_state_back(tmp_path: Path) -> None
             assert secret not in path.read_text()
     finally:
         server.stop()
+
+
+def test_a_replay_takes_the_way_that_only_a_side_output_leads(tmp_path: Path) -> None:
+    """The step before it was left out, since its main output led nowhere in a replay."""
+    rows = [{"k": n % 2, "at": None if n % 3 else n} for n in range(12)]
+
+    def build() -> hf.Pipeline:
+        made = hf.Pipeline("p")
+        timed = made.read("in", hf.records(rows, per_epoch=2)).event_time("at", unit="s", missing="side")
+        timed.write("timed", hf.parquet(str(tmp_path / "timed")))
+        counted = timed.side("untimed").key_by("k").aggregate("counted", n=hf.count())
+        counted.write("out", hf.parquet(str(tmp_path / "out")))
+        return made
+
+    live(build(), tmp_path / "dir", epochs=3, checkpoint="never")
+    shutil.rmtree(tmp_path / "dir" / "state")
+    life = live(build(), tmp_path / "dir", checkpoint="never")
+    assert life.journal.last_epoch() == 6
+    found = ds.dataset(tmp_path / "out").to_table().to_pylist()
+    counts = {k: max(row["n"] for row in found if row["k"] == k) for k in (0, 1)}
+    assert counts == {k: sum(r["at"] is None for r in rows if r["k"] == k) for k in (0, 1)}

@@ -378,13 +378,14 @@ class Chain:
     def _make(self, node: g.Node) -> Step | None:
         if node.kind == g.SINK:
             return self._sink(node) if self._only is None else None
-        out = self._fan(node, g.MAIN)
-        if self._only is not None and not out:
+        fans = {tag: self._fan(node, tag) for tag in dict.fromkeys((g.MAIN, *node.tags))}
+        if self._only is not None and not any(fans.values()):
             return None
+        out = fans[g.MAIN]
         if node.kind == g.MAP_BATCHES:
             return _Tables(node, out, self._book, self._redact)
         if node.kind == g.EVENT_TIME:
-            return TimeStep(node, out, self._fan(node, UNTIMED), self.seen, self._redact)
+            return TimeStep(node, out, fans.get(UNTIMED, Fan([])), self.seen, self._redact)
         return _Rows(node, out, self._redact)
 
     def _sink(self, node: g.Node) -> Step:

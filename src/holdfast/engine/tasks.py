@@ -78,8 +78,10 @@ def run_source_task(program: Program, task: SourceTask, where: Where) -> list[Se
         reach("source.start", task=report.task)
         _read_ranges(program, task, header, attempt, book, chains, report)
         for chain in chains.values():
-            report.sinks.update(chain.close())
-            report.records_out.update({s.uid: s.rows for s in chain.sinks.values()})
+            for uid, files in chain.close().items():  # one sink may stand behind several sources
+                report.sinks.setdefault(uid, []).extend(files)
+            for sink in chain.sinks.values():
+                report.records_out[sink.uid] = report.records_out.get(sink.uid, 0) + sink.rows
         report.schemas = book.seen()
     except Exception as error:
         report.error = facts_of(error)
