@@ -77,12 +77,12 @@ class Victims:
         """Whether only workers, executors and hosts that hold state are struck: others are replaced at little cost."""
 
     def executors(self) -> list[Executor]:
-        """The executors that live and are not frozen already, in the order of hosts and numbers."""
+        """The executors that live, frozen ones too, in the order of hosts and numbers."""
         found = [
             Executor(process, _option(words, "--executor-id"), self._cluster.host(host))
             for host in self._cluster.hosts
             for process in self._cluster.processes(host)
-            if _EXECUTOR in (words := _words(process)) and not _stopped(process)
+            if _EXECUTOR in (words := _words(process))
         ]
         return sorted(found, key=lambda e: (e.host, e.number.zfill(6)))
 
@@ -129,7 +129,8 @@ class Victims:
 
     def _executor(self, share: float, do: Deed) -> Aim:
         homes = {self._cluster.host(number) for number in self._homes()}
-        executor = chosen([e for e in self.executors() if e.host in homes], share)
+        awake = [e for e in self.executors() if e.host in homes and not _stopped(e.process)]
+        executor = chosen(awake, share)
         return Aim(str(executor), lambda: do([executor.process]))
 
     def _driver(self, share: float, do: Deed) -> Aim:

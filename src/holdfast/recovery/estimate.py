@@ -219,9 +219,8 @@ class Learned:
         weights = list(FAMILIES[name].values())
         if name == "driver" and self._start.seen.count:
             weights[0] = self._start.weights[0]
-        first = (
-            0.25 if weights[0] > 1.0 else 1.0
-        )  # what takes a part of a second is known less well, as a share
+        # What takes a part of a second is known less well, as a share.
+        first = 0.25 if weights[0] > 1.0 else 1.0
         return Linear(Prior(weights, [first, *[1.0] * (len(weights) - 1)], noise=0.12, df=8, keep=0.95), seen)
 
     def memory(self) -> Memory:
