@@ -71,30 +71,32 @@ def runs(
     >>> [r.name for r in runs(files, before=5, suffix="jsonl", fan=2)]
     ['part-00000000-00000003.m000.jsonl']
     """
-    left = sorted(parts)
-    names = {part.name for part in left}
+    parts = sorted(parts)
+    names = {part.name for part in parts}
     found: list[Run] = []
+    merged: set[Part] = set()
     width = fan
     while width <= before:
         width *= fan
     while width >= fan:
-        groups = _neighbours(left, before, width, target_bytes)
+        groups = _neighbours(parts, merged, before, width, target_bytes)
         for group in groups:
             if len(group) > 1:
                 found.append(Run(group, _free_name(group, suffix, names)))
                 names.add(found[-1].name)
         merged = {part for run in found for part in run.parts}
-        left = [part for part in left if part not in merged]
         width //= fan
     return found
 
 
-def _neighbours(parts: list[Part], before: int, width: int, target_bytes: int) -> list[list[Part]]:
-    """Files in groups that lie within one full bucket and are not too large together."""
+def _neighbours(
+    parts: list[Part], merged: set[Part], before: int, width: int, target_bytes: int
+) -> list[list[Part]]:
+    """Files in groups that lie within one full bucket, with none that is merged already between, and are not too large."""
     groups: list[list[Part]] = []
     for part in parts:
         bucket = part.first // width
-        if (bucket + 1) * width > before or part.last // width != bucket:
+        if part in merged or (bucket + 1) * width > before or part.last // width != bucket:
             groups.append([])
             continue
         last = groups[-1] if groups else []

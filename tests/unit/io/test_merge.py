@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.io import merge
@@ -327,6 +327,14 @@ parts = st.lists(
 
 
 @settings(deadline=None)
+@example(
+    [
+        Part(e, e, n, part_name(e, n, "x"), s)
+        for e, n, s in [(32, 0, 41), (32, 1, 60), (33, 0, 1), (34, 0, 40)]
+    ],
+    40,
+    2,
+)
 @given(parts, st.integers(0, 70), st.integers(2, 5))
 def test_runs_are_of_neighbours_in_full_buckets_and_never_too_large(
     found: list[Part], before: int, fan: int
