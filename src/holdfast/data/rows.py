@@ -10,15 +10,18 @@ None for null.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from holdfast.data import schemas
-from holdfast.data.exact import MISFITS, exact_array
+from holdfast.data.exact import MISFITS, exact_array, inferred_array
 from holdfast.data.shown import shown
 from holdfast.errors import SchemaError
 
@@ -31,28 +34,96 @@ def column_values(column: pa.ChunkedArray | pa.Array) -> list[Any]:
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], kind)
-    if pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_string(kind):
+    if _is_text(kind):
         return array.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
-    if array.null_count == 0:
-        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
-            return array.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
-        if pa.types.is_timestamp(kind) and kind.tz is None and kind.unit in ("s", "ms", "us"):
-            return array.cast(pa.timestamp("us")).to_numpy().tolist()  # type: ignore[no-any-return]
-    if pa.types.is_timestamp(kind) and kind.unit == "ns":
-        return _whole_microseconds(array).to_pylist()  # type: ignore[no-any-return]
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+        full = array.fill_null(False if pa.types.is_boolean(kind) else 0) if array.null_count else array
+        return _none_where_null(full.to_numpy(zero_copy_only=False).tolist(), array)
+    if pa.types.is_timestamp(kind):
+        return _datetimes(array)
+    if pa.types.is_struct(kind):
+        return _structs(array)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _lists(array)
     if pa.types.is_nested(kind):
-        return array.to_pylist(maps_as_pydicts="strict")  # type: ignore[no-any-return]
+        return _dicts(array)
     return array.to_pylist()  # type: ignore[no-any-return]
+
+
+def _structs(array: pa.Array) -> list[Any]:
+    """Structs as dicts, their fields column by column."""
+    names = tuple(f.name for f in array.type)
+    if not names or len(set(names)) < len(names):
+        return _dicts(array)
+    rows: list[Any] = _row_maker(names)(*map(column_values, array.flatten()))
+    return _none_where_null(rows, array)
+
+
+def _lists(array: pa.Array) -> list[Any]:
+    """Lists, cut out of the one list of all their values."""
+    if not len(array):
+        return []
+    if array.null_count:
+        array = _without_hidden(array)
+    edges = array.offsets.to_numpy().tolist()
+    low = edges[0]
+    values = column_values(array.values.slice(low, edges[-1] - low))
+    rows = [values[start - low : end - low] for start, end in itertools.pairwise(edges)]
+    return _none_where_null(rows, array)
+
+
+def _none_where_null(rows: list[Any], array: pa.Array) -> list[Any]:
+    if not array.null_count:
+        return rows
+    valid = array.is_valid().to_numpy(zero_copy_only=False).tolist()
+    return [row if there else None for row, there in zip(rows, valid, strict=True)]
+
+
+def _dicts(array: pa.Array) -> list[Any]:
+    try:
+        return array.to_pylist(maps_as_pydicts="strict")  # type: ignore[no-any-return]
+    except KeyError as error:
+        raise SchemaError(
+            f"A map has the key {error} twice, which no dict can hold.",
+            remedy="Use map_batches, which sees it as it is, or make the keys differ where it is written.",
+        ) from None
+
+
+_FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
+"""The years 1 to 9999, which is what a datetime can be."""
+
+
+def _datetimes(array: pa.Array) -> list[Any]:
+    zone = array.type.tz
+    found = _whole_microseconds(array)
+    if len(found) == found.null_count:
+        return [None] * len(found)
+    bounds = pc.min_max(found.view(pa.int64())).as_py()
+    if bounds["min"] < _FIRST_US or bounds["max"] > _LAST_US:
+        raise _beyond()
+    if zone is not None:
+        return found.to_pylist()  # type: ignore[no-any-return]
+    full = found.fill_null(0) if found.null_count else found
+    return _none_where_null(full.to_numpy(zero_copy_only=False).tolist(), found)
 
 
 def _whole_microseconds(array: pa.Array) -> pa.Array:
     try:
         return array.cast(pa.timestamp("us", tz=array.type.tz))
     except pa.ArrowInvalid:
+        if array.type.unit != "ns":
+            raise _beyond() from None
         raise SchemaError(
             "A timestamp has nanoseconds, which Python's datetime can't hold.",
             remedy="Use map_batches for this column, or declare it as timestamp('us').",
         ) from None
+
+
+def _beyond() -> SchemaError:
+    return SchemaError(
+        "A timestamp is before the year 1 or after 9999, which no datetime can be.",
+        remedy="Use map_batches, or drop such records or cast them to int64 before.",
+    )
 
 
 @lru_cache(maxsize=256)
@@ -143,10 +214,8 @@ def _inferred(rows: Sequence[Row]) -> pa.Table:
 
 def _infer_array(name: str, values: list[Any], rows: Sequence[Row]) -> pa.Array:
     try:
-        array = pa.array(values)
-        kind = schemas.normal(array.type)
-        return array if kind.equals(array.type) else pa.array(values, type=kind)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
+        return inferred_array(values, schemas.normal)
+    except MISFITS as error:
         row = next((r for r in rows if r.get(name) is not None), {})
         raise SchemaError(
             f"The values of field {name!r} have no common Arrow type ({error}); one record: {shown(row)}",
@@ -157,9 +226,9 @@ def _infer_array(name: str, values: list[Any], rows: Sequence[Row]) -> pa.Array:
 def _array(values: list[Any], field: pa.Field, rows: Sequence[Row]) -> pa.Array:
     if schemas.is_open(field.type):
         found = _infer_array(field.name, values, rows)
-        settled = schemas.unify([pa.schema([field]), pa.schema([pa.field(field.name, found.type)])])
-        kind = settled.field(0).type
-        return found if kind.equals(found.type) else exact_array(values, kind)
+        field = field.with_type(schemas.closed(field, found.type))
+        if field.type.equals(found.type):
+            return found
     try:
         return exact_array(values, field.type)
     except MISFITS as error:
@@ -217,10 +286,13 @@ def conform(table: pa.Table, pinned: pa.Schema | None) -> pa.Table:
 
 
 def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
-    if schemas.is_open(field.type):
-        return column
+    kind = field.type
+    if schemas.is_open(kind):
+        kind = schemas.closed(field, column.type)
+        if kind.equals(column.type):
+            return column
     try:
-        return column.cast(field.type)
+        return column.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SchemaError(
             f"Column {field.name!r} is {column.type} here and {field.type} in the schema: {error}",
@@ -230,12 +302,50 @@ def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
 
 def canonical(array: pa.Array) -> pa.Array:
     """The same values in the same bytes, whatever computed them: Arrow leaves anything under a null."""
-    if array.null_count == 0 and (pa.types.is_primitive(array.type)):
+    kind = array.type
+    if array.null_count == 0 and (pa.types.is_primitive(kind) or _is_text(kind)):
         return array
-    if pa.types.is_integer(array.type) or pa.types.is_floating(array.type):
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         missing = array.is_null().to_numpy(zero_copy_only=False)
-        return pa.array(array.fill_null(0).to_numpy(zero_copy_only=False), type=array.type, mask=missing)
-    return pa.array(column_values(array), type=array.type)
+        return pa.array(array.fill_null(0).to_numpy(zero_copy_only=False), type=kind, mask=missing)
+    if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
+        return canonical(array.view(pa.int32() if kind.bit_width == 32 else pa.int64())).view(kind)
+    if _is_text(kind):
+        return _without_hidden(array)
+    if pa.types.is_struct(kind) and kind.num_fields:
+        parts = [canonical(_visible(array, place)) for place in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=_nulls(array))
+    if pa.types.is_list(kind):
+        array = _without_hidden(array)
+        edges = array.offsets
+        values = array.values.slice(edges[0].as_py(), edges[-1].as_py() - edges[0].as_py())
+        return pa.ListArray.from_arrays(edges, canonical(values), type=kind, mask=_nulls(array))
+    if pa.types.is_map(kind):  # as pairs: a key may be there twice
+        return pa.array(array.to_pylist(), type=kind)
+    return pa.array(column_values(array), type=kind)
+
+
+def _visible(array: pa.StructArray, place: int) -> pa.Array:
+    """A field of structs; where a struct is null, what `pa.array` puts there."""
+    part = array.field(place)
+    if not array.null_count:
+        return part
+    empty = pa.array([None], pa.struct([("x", part.type)])).field(0)
+    valid = array.is_valid().to_numpy(zero_copy_only=False)
+    return pa.concat_arrays([part, empty]).take(pa.array(np.where(valid, np.arange(len(array)), len(array))))
+
+
+def _nulls(array: pa.Array) -> pa.Array | None:
+    return array.is_null() if array.null_count else None
+
+
+def _without_hidden(array: pa.Array) -> pa.Array:
+    """The same, with nothing left under a null and nothing before the first value."""
+    return array.take(pa.array(np.arange(len(array))))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_string(kind))
 
 
 def copy_value(value: Any) -> Any:
@@ -245,3 +355,32 @@ def copy_value(value: Any) -> Any:
     if isinstance(value, list):
         return [copy_value(v) for v in value]
     return value
+
+
+def copier(kind: pa.DataType) -> Callable[[Any], Any]:
+    """`copy_value` for values of one type: in C where nothing inside can be changed.
+
+    >>> copy = copier(pa.list_(pa.int64()))
+    >>> mine = [1]
+    >>> copy(mine) == mine, copy(mine) is mine, copy(None)
+    (True, False, None)
+    """
+    if not pa.types.is_nested(kind):
+        return _same
+    if pa.types.is_struct(kind) and not any(pa.types.is_nested(f.type) for f in kind):
+        return _copied_dict
+    if pa.types.is_list(kind) and not pa.types.is_nested(kind.value_type):
+        return _copied_list
+    return copy_value
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _copied_dict(value: Any) -> Any:
+    return value.copy() if type(value) is dict else copy_value(value)
+
+
+def _copied_list(value: Any) -> Any:
+    return value.copy() if type(value) is list else copy_value(value)

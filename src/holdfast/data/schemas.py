@@ -58,6 +58,34 @@ def is_open(kind: pa.DataType) -> bool:
     return False
 
 
+def keeps(before: pa.DataType, after: pa.DataType) -> bool:
+    """Whether a type became another one only where it was open.
+
+    >>> keeps(pa.list_(pa.null()), pa.list_(pa.int64())), keeps(pa.int64(), pa.float64())
+    (True, False)
+    """
+    if pa.types.is_null(before):
+        return True
+    if pa.types.is_list(before) and pa.types.is_list(after):
+        return keeps(before.value_type, after.value_type)
+    if pa.types.is_struct(before) and pa.types.is_struct(after):
+        if [f.name for f in before] != [f.name for f in after]:
+            return False
+        return all(keeps(b.type, a.type) for b, a in zip(before, after, strict=True))
+    return bool(before.equals(after))
+
+
+def closed(field: pa.Field, found: pa.DataType) -> pa.DataType:
+    """What a field that is open becomes when a type is found for it; an error where it is not open."""
+    kind = unify([pa.schema([field]), pa.schema([pa.field(field.name, found)])]).field(0).type
+    if not keeps(field.type, kind):
+        raise SchemaError(
+            f"Field {field.name!r} is {found} here and {field.type} in the schema.",
+            remedy="Convert it in the function, or declare schema= on the operator that makes it.",
+        )
+    return kind
+
+
 def settle(
     pinned: pa.Schema | None, seen: list[pa.Schema], uid: str | None = None
 ) -> tuple[pa.Schema | None, bool]:
