@@ -75,6 +75,7 @@ def make(
         program.checkpoint_url,
         on_outcome=lambda outcome: (outcomes.append(outcome), guard and guard.backup_ended(outcome)),
         on_read=lambda reading: guard and guard.store_read(reading),
+        answers=program.answers,
         **clock,
     )
     guard = None

@@ -5,7 +5,9 @@ A `Recipe` can be built as often as wanted, each time with sinks of its own.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -53,6 +55,15 @@ class Recipe:
         stream.write("end", made["end"])
         return p
 
+    def branched(self) -> list[Row] | None:
+        """What the branch before the first exchange must get, by plain Python over all sources; None without one."""
+        if "branch" not in self.before:
+            return None
+        found = [dict(row) for rows in self.sources for row in rows]
+        for step in self.before[: self.before.index("branch")]:
+            found = [made for row in found for made in _PLAIN[step](row)]
+        return [{**row, "branched": True} for row in found]
+
 
 class _Sinks:
     def __init__(self, given: dict[str, hf.Sink] | None) -> None:
@@ -80,6 +91,13 @@ def _change(row: Row) -> Row:
     return row
 
 
+async def _answer(row: Row) -> Row:
+    """What a service that never changes its mind would say, not always in the order in which it was asked."""
+    for _ in range((row["n"] or 0) % 3):
+        await asyncio.sleep(0)
+    return {**row, "said": (row["n"] or 0) * 3}
+
+
 def _double(table: pa.Table) -> pa.Table:
     place = table.schema.get_field_index("n")
     return table.set_column(place, "n", pc.multiply(table["n"], 2))
@@ -90,7 +108,18 @@ _STEPS: dict[str, Any] = {
     "filter": lambda s: s.filter(lambda r: (r["n"] or 0) % 4 != 0),
     "flat_map": lambda s: s.flat_map(lambda r: [r, dict(r, n=7)] if r["k"] % 2 else [r]),
     "map_batches": lambda s: s.map_batches(_double),
+    "call": lambda s: s.async_map(_answer, uid=f"call-{len(s._pipeline._nodes)}", capacity=3),
 }
+
+
+_PLAIN: dict[str, Callable[[Row], list[Row]]] = {
+    "map": lambda r: [_change(r)],
+    "filter": lambda r: [r] if (r["n"] or 0) % 4 != 0 else [],
+    "flat_map": lambda r: [r, {**r, "n": 7}] if r["k"] % 2 else [r],
+    "map_batches": lambda r: [{**r, "n": None if r["n"] is None else r["n"] * 2}],
+    "call": lambda r: [{**r, "said": (r["n"] or 0) * 3}],
+}
+"""What each step does to a record, without the engine."""
 
 
 class Everything(hf.KeyedProcess):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         KeyedProcess,
         Timer,
         TwoInputProcess,
+        WindowFunction,
         approx_distinct,
         count,
         first,
@@ -43,19 +44,27 @@ if TYPE_CHECKING:
     from holdfast.io.foreach import foreach_epoch
     from holdfast.io.memory import memory, records
     from holdfast.io.rate import rate
+    from holdfast.library.joins import AsOfJoin, IntervalJoin, JoinedStreams, WindowJoin
+    from holdfast.library.patterns import Pattern, pattern
     from holdfast.pipeline import ConnectedStreams, KeyedStream, Pipeline, Stream, WindowedStream
     from holdfast.state.descriptors import ListState, MapState, ValueState
+    from holdfast.time import triggers
+    from holdfast.time.triggers import Decision, Trigger
     from holdfast.time.watermarks import Watermarks, ascending, bounded, from_source, periodic, punctuated
-    from holdfast.time.windows import Assigner, Window, session, sliding, tumbling
+    from holdfast.time.windows import Assigner, Window, global_window, session, sliding, tumbling
 
 __version__ = "0.1.0"
 
 _HOME = {
     "Aggregate": "holdfast.functions",
+    "AsOfJoin": "holdfast.library.joins",
     "Assigner": "holdfast.time.windows",
     "Context": "holdfast.functions",
     "Decided": "holdfast.io.base",
+    "Decision": "holdfast.time.triggers",
     "HoldfastError": "holdfast.errors",
+    "IntervalJoin": "holdfast.library.joins",
+    "JoinedStreams": "holdfast.library.joins",
     "KeyedProcess": "holdfast.functions",
     "ConnectedStreams": "holdfast.pipeline",
     "KeyedStream": "holdfast.pipeline",
@@ -63,6 +72,7 @@ _HOME = {
     "ListState": "holdfast.state.descriptors",
     "MapState": "holdfast.state.descriptors",
     "Offer": "holdfast.io.base",
+    "Pattern": "holdfast.library.patterns",
     "Pipeline": "holdfast.pipeline",
     "Range": "holdfast.io.base",
     "Reading": "holdfast.io.base",
@@ -73,10 +83,13 @@ _HOME = {
     "Stream": "holdfast.pipeline",
     "Target": "holdfast.io.base",
     "Timer": "holdfast.functions",
+    "Trigger": "holdfast.time.triggers",
     "TwoInputProcess": "holdfast.functions",
     "ValueState": "holdfast.state.descriptors",
     "Watermarks": "holdfast.time.watermarks",
     "Window": "holdfast.time.windows",
+    "WindowJoin": "holdfast.library.joins",
+    "WindowFunction": "holdfast.functions",
     "WindowedStream": "holdfast.pipeline",
     "approx_distinct": "holdfast.functions",
     "ascending": "holdfast.time.watermarks",
@@ -88,6 +101,7 @@ _HOME = {
     "first": "holdfast.functions",
     "foreach_epoch": "holdfast.io.foreach",
     "from_source": "holdfast.time.watermarks",
+    "global_window": "holdfast.time.windows",
     "jsonl": "holdfast.io.folder",
     "last": "holdfast.functions",
     "max": "holdfast.functions",
@@ -95,6 +109,7 @@ _HOME = {
     "memory": "holdfast.io.memory",
     "min": "holdfast.functions",
     "parquet": "holdfast.io.folder",
+    "pattern": "holdfast.library.patterns",
     "periodic": "holdfast.time.watermarks",
     "punctuated": "holdfast.time.watermarks",
     "rate": "holdfast.io.rate",
@@ -103,9 +118,12 @@ _HOME = {
     "sliding": "holdfast.time.windows",
     "sum": "holdfast.functions",
     "testing": "holdfast.testing",
+    "triggers": "holdfast.time.triggers",
     "tumbling": "holdfast.time.windows",
 }
 """Where each public name is defined."""
+_MODULES = ("errors", "testing", "triggers")
+"""Those that are modules themselves."""
 
 
 def __getattr__(name: str) -> Any:
@@ -113,7 +131,7 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(home)
-    found = module if home == f"{__name__}.{name}" else getattr(module, name)
+    found = module if name in _MODULES else getattr(module, name)
     globals()[name] = found
     return found
 
@@ -124,17 +142,22 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "Aggregate",
+    "AsOfJoin",
     "Assigner",
     "ConnectedStreams",
     "Context",
     "Decided",
+    "Decision",
     "HoldfastError",
+    "IntervalJoin",
+    "JoinedStreams",
     "KeyedProcess",
     "KeyedStream",
     "Limit",
     "ListState",
     "MapState",
     "Offer",
+    "Pattern",
     "Pipeline",
     "Range",
     "Reading",
@@ -145,10 +168,13 @@ __all__ = [
     "Stream",
     "Target",
     "Timer",
+    "Trigger",
     "TwoInputProcess",
     "ValueState",
     "Watermarks",
     "Window",
+    "WindowFunction",
+    "WindowJoin",
     "WindowedStream",
     "approx_distinct",
     "ascending",
@@ -160,6 +186,7 @@ __all__ = [
     "first",
     "foreach_epoch",
     "from_source",
+    "global_window",
     "jsonl",
     "last",
     "max",
@@ -167,6 +194,7 @@ __all__ = [
     "memory",
     "min",
     "parquet",
+    "pattern",
     "periodic",
     "punctuated",
     "rate",
@@ -175,5 +203,6 @@ __all__ = [
     "sliding",
     "sum",
     "testing",
+    "triggers",
     "tumbling",
 ]

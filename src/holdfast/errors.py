@@ -17,6 +17,7 @@
     │   ├── BadRecordError     a record can't be read and on_bad_record="fail"
     │   └── SourceChangedError planned input changed, shrank or vanished
     ├── UserCodeError          a function of the user's raised
+    ├── CallError              a call of the outside world failed, or was not answered in time
     ├── StateError             state can't be read, written or held
     │   ├── MemoryLimitError   the heap backend would pass its limit
     │   ├── StateLostError     a committed version is on no host and in no checkpoint
@@ -36,6 +37,7 @@ from typing import Any
 
 __all__ = [
     "BadRecordError",
+    "CallError",
     "CheckpointError",
     "ConfigError",
     "DataError",
@@ -199,6 +201,12 @@ class UserCodeError(HoldfastError):
     """A function of the user's raised; `detail` holds the user's traceback."""
 
     exit_code = 7
+
+
+class CallError(HoldfastError):
+    """A call of the outside world failed, or was not answered in time; `detail` holds the user's traceback."""
+
+    exit_code = 11
 
 
 class StateError(HoldfastError):

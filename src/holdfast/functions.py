@@ -1,4 +1,4 @@
-"""What a user extends: KeyedProcess and Aggregate, and the aggregates that come with the house.
+"""What a user extends: KeyedProcess, WindowFunction and Aggregate, and the aggregates that come with the house.
 
 How they are run, in batches and combined before the exchange, is `engine.keyed`'s business.
 """
@@ -10,7 +10,7 @@ import datetime
 import random
 import uuid
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
@@ -18,6 +18,9 @@ from holdfast.data.types import arrow_type
 from holdfast.errors import PipelineError
 from holdfast.state.descriptors import State
 from holdfast.time.units import EPOCH, MIN_TIME, watermark_ms
+
+if TYPE_CHECKING:
+    from holdfast.time.windows import Window
 
 Record = dict[str, Any]
 
@@ -36,6 +39,7 @@ class Context:
     __slots__ = (
         "_at",
         "_key",
+        "_late",
         "_order",
         "_outputs",
         "_random",
@@ -64,6 +68,7 @@ class Context:
         self._at: int | None = None
         self._key: Any = None
         self._timers: TimerBook | None = None
+        self._late = 0
 
     @property
     def time_ms(self) -> int | None:
@@ -116,6 +121,12 @@ class Context:
                 uid=self.uid,
                 remedy=f"Declare it: side_outputs = ({tag!r},) on the class; now: {tuple(self._outputs)}.",
             ) from None
+
+    def late(self, record: Record) -> None:
+        """Count a record that came too late, as windows do; where `side_outputs` has "late", it goes there."""
+        self._late += 1
+        if "late" in self._outputs:
+            self._outputs["late"].append(record)
 
     @property
     def random(self) -> random.Random:
@@ -262,6 +273,41 @@ class TwoInputProcess(KeyedProcess):
         return [self.process_left, self.process_right]
 
 
+class WindowFunction:
+    """A function of all records that a window of a key holds when it fires.
+
+    They come in the order in which they arrived. What is yielded gets `window_start` and `window_end`, unless it has
+    them. Extra streams are declared in `side_outputs` and fed by `ctx.emit`.
+
+    >>> import holdfast as hf
+    >>> class Middle(hf.WindowFunction):
+    ...     def process(self, key, window, records, ctx):
+    ...         values = sorted(r["v"] for r in records)
+    ...         yield {"k": key, "middle": values[len(values) // 2]}
+    >>> rows = [{"k": "a", "at": 1, "v": 5}, {"k": "a", "at": 2, "v": 1}, {"k": "a", "at": 3, "v": 4}]
+    >>> pipeline = hf.Pipeline("middles")
+    >>> timed = pipeline.read("rows", hf.records(rows)).event_time("at", unit="s")
+    >>> middles = timed.key_by("k").window(hf.tumbling("10s")).process("middles", Middle())
+    >>> middles.map(lambda r: {"middle": r["middle"]}).write("out", hf.memory())
+    >>> hf.testing.run(pipeline).rows("out")
+    [{'middle': 4}]
+    """
+
+    side_outputs: tuple[str, ...] = ()
+
+    def open(self) -> None:
+        """Called once in each worker before the first window: load a model, open a connection."""
+
+    def process(
+        self, key: Any, window: Window, records: list[Record], ctx: Context
+    ) -> Iterable[Record] | None:
+        """Take what a window holds; yield records, or return a list of them or None."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Called when the worker lets the function go to run another program; not when it is killed."""
+
+
 class Aggregate:
     """The user's own incremental aggregate: an accumulator that records are added to and that merges.
 
@@ -351,12 +397,15 @@ def mean(column: str) -> Column:
 
 
 def first(column: str) -> Column:
-    """The value of the first record, in the order of the stream; null counts as a value."""
+    """The value of the first record, in the order of the stream; null counts as a value.
+
+    In sliding windows and in sessions that grew together, what is earlier by its pane or session comes first.
+    """
     return Column("first", column)
 
 
 def last(column: str) -> Column:
-    """The value of the last record, in the order of the stream; null counts as a value."""
+    """The value of the last record, in the order of the stream; null counts as a value. In windows as for `first`."""
     return Column("last", column)
 
 

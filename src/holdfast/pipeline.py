@@ -5,17 +5,22 @@ They only draw the graph. What runs it is the engine, reached through `run` and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from holdfast.data.types import arrow_schema
-from holdfast.errors import PipelineError
-from holdfast.functions import Aggregate, Column, KeyedProcess, TwoInputProcess
+from holdfast.errors import HoldfastError, PipelineError
+from holdfast.functions import Aggregate, Column, KeyedProcess, TwoInputProcess, WindowFunction
 from holdfast.io.base import DEAD_LETTER, Sink, Source
+from holdfast.library.joins import AsOfJoin, JoinedStreams, as_of, both
+from holdfast.library.patterns import Pattern, find
+from holdfast.library.ranks import deduplicate, top
 from holdfast.plan import graph as g
+from holdfast.plan.bodies import AsyncBody
 from holdfast.plan.times import LATE, UNTIMED, WINDOW_END, WINDOW_START, WindowBody
+from holdfast.time.triggers import Trigger, event_time
 from holdfast.time.units import duration_us
 from holdfast.time.watermarks import EventTime, Watermarks, bounded
 from holdfast.time.windows import Assigner
@@ -94,7 +99,7 @@ class Pipeline:
     ) -> Stream:
         where = g.caller()
         number = len(self._nodes)
-        if uid is None and kind not in g.NEEDS_UID:
+        if uid is None and kind not in (*g.NEEDS_UID, g.ASYNC_MAP):  # answers are kept under it
             uid = f"{kind}-{number}"
         uid = g.check_uid(uid, kind, where, self._uids)
         declared = None if schema is None else arrow_schema(schema)
@@ -136,6 +141,50 @@ class Stream:
         The function must not depend on how records are divided into tables.
         """
         return self._step(g.MAP_BATCHES, function, uid, schema)
+
+    def async_map(
+        self,
+        function: Callable[[Record], Awaitable[Record]],
+        *,
+        uid: str,
+        capacity: int = 100,
+        timeout: Any = "10s",
+        retries: int = 2,
+        on_error: str = "fail",
+        schema: Any = None,
+    ) -> Stream:
+        """One record for each record, by a call of the outside world: an `async def` that asks a service.
+
+        What is answered is recorded with the epoch. A replay reads it and calls nobody; an epoch that was not
+        committed is run again, and its calls are made again. Records stay in their order.
+
+        Args:
+            function: takes a record, which is its own to change, and returns one. An object with an `async def __call__`
+                may also be an async context manager: it is entered before the calls of a batch and left after them,
+                the place for a client session.
+            uid: under which name answers are kept.
+            capacity: so many calls a task has under way at once.
+            timeout: so long a record may take, all its tries included.
+            retries: so often a call that raised is made again, after a pause that doubles from 0.1 s on.
+            on_error: a record that has no answer then: "fail" ends the run, "skip" counts it, "dead_letter" counts it
+                and has it come out of `stream.side("dead_letter")`.
+            schema: declares what is returned; without it the first epoch shows it, and may make its calls twice.
+
+        >>> import holdfast as hf
+        >>> async def lookup(record):
+        ...     return {**record, "country": {"ann": "KR"}.get(record["user"])}
+        >>> pipeline = hf.Pipeline("visits")
+        >>> visits = pipeline.read("visits", hf.records([{"user": "ann"}, {"user": "bob"}]))
+        >>> visits.async_map(lookup, uid="country").write("out", hf.memory())
+        >>> hf.testing.run(pipeline).rows("out")
+        [{'user': 'ann', 'country': 'KR'}, {'user': 'bob', 'country': None}]
+        """
+        try:
+            body = AsyncBody(function, capacity, duration_us(timeout) / 1e6, retries, on_error)
+        except HoldfastError as error:
+            raise error.at(uid, g.caller()) from None
+        tags = (g.MAIN, DEAD_LETTER) if on_error == DEAD_LETTER else (g.MAIN,)
+        return self._pipeline._add(g.ASYNC_MAP, uid, body, self._inputs, tags=tags, schema=schema)
 
     def union(self, *others: Stream) -> Stream:
         """This stream and others as one; each record once."""
@@ -227,9 +276,13 @@ class Stream:
                 f"There is no side output {tag!r}; there are {known}.",
                 uid=node.uid,
                 where=g.caller(),
-                remedy="Declare side_outputs on the KeyedProcess"
-                if node.kind == g.PROCESS
-                else 'For dead letters, open the source with on_bad_record="dead_letter".',
+                remedy="Declare side_outputs on the function's class."
+                if node.kind in (g.PROCESS, g.WINDOW)
+                else 'For dead letters, open the source with on_bad_record="dead_letter".'
+                if node.kind == g.SOURCE
+                else 'For dead letters, call with on_error="dead_letter".'
+                if node.kind == g.ASYNC_MAP
+                else None,
             )
         return Stream(self._pipeline, (g.Input(node.id, tag),))
 
@@ -274,14 +327,22 @@ class KeyedStream:
 
     def connect(self, other: KeyedStream) -> ConnectedStreams:
         """This stream and another, keyed alike, for a function that takes both: `hf.TwoInputProcess`."""
-        if not isinstance(other, KeyedStream):
-            raise PipelineError(
-                "Only keyed streams can be connected.", where=g.caller(), remedy="Key both: .key_by(column)."
-            )
-        if other._pipeline is not self._pipeline:
-            raise PipelineError("Only streams of one pipeline can be connected.", where=g.caller())
-        right = tuple(g.Input(i.node, i.tag, i.key, 1) for i in other._inputs)
-        return ConnectedStreams(self._pipeline, self._inputs + right)
+        return ConnectedStreams(self._pipeline, both(self, other, "connected"))
+
+    def join(self, other: KeyedStream) -> JoinedStreams:
+        """Pairs of this stream and another, keyed alike: `.between(lower, upper)` or `.window(…)` say which.
+
+        Both need an event time. Null is a key like any other: it joins with null.
+        """
+        return JoinedStreams(self._pipeline, both(self, other, "joined"))
+
+    def as_of(self, other: KeyedStream, *, keep_for: Any = None) -> AsOfJoin:
+        """Each record of this stream with what another, keyed alike, had said last by its time: `.select(uid)`.
+
+        Args:
+            keep_for: what the other said counts for so long; without it, until it says something newer.
+        """
+        return as_of(self, other, keep_for)
 
     def window(self, assigner: Assigner) -> WindowedStream:
         """Divide each key's records by time: `hf.tumbling("10s")`, `hf.sliding`, `hf.session`, or your own assigner.
@@ -295,6 +356,66 @@ class KeyedStream:
                 remedy='Use hf.tumbling("10s"), hf.sliding("1m", "10s"), hf.session("30s") or your own Assigner.',
             )
         return WindowedStream(self._pipeline, self._inputs, self._key, assigner)
+
+    def deduplicate(self, uid: str, *, within: Any = None) -> Stream:
+        """The first record of each key, as it is.
+
+        Args:
+            within: a key that passed is forgotten after so much event time, and may pass again. Records that come
+                too late are counted, and come out of `stream.side("late")`. Without it keys are kept for ever.
+
+        >>> import holdfast as hf
+        >>> pipeline = hf.Pipeline("once")
+        >>> clicks = pipeline.read("clicks", hf.records([{"id": 1}, {"id": 2}, {"id": 1}]))
+        >>> clicks.key_by("id").deduplicate("once").write("out", hf.memory())
+        >>> sorted(r["id"] for r in hf.testing.run(pipeline).rows("out"))
+        [1, 2]
+        """
+        return deduplicate(self._pipeline, self._inputs, uid, within)
+
+    def top(
+        self,
+        uid: str,
+        n: int,
+        by: str | Sequence[str],
+        *,
+        ascending: bool | Sequence[bool] = False,
+        ties: str = "first",
+        rank: str = "rank",
+    ) -> Stream:
+        """The `n` records of each key with the greatest values of a column, kept up to date.
+
+        Each epoch emits them for every key for which they have changed: all of them, with their `rank` from 1 on.
+        Null comes last. For the top of a window: `keyed.window(…).top(…)`.
+
+        Args:
+            by: a column, or several: of records that are equal by the first the second decides, and so on.
+            ascending: the smallest instead; for each of several columns, where they are a list.
+            ties: of equals, the one that came "first" ranks higher, or the one that came "last".
+            rank: what the column with the rank is called.
+        """
+        return top(self._pipeline, self._inputs, uid, n, by, ascending, ties, rank)
+
+    def pattern(self, uid: str, pattern: Pattern) -> Stream:
+        """Records of a key that follow each other, as `hf.pattern` says, in the order of event time.
+
+        A match has the key's columns and the record of each step under its name, and comes out when the watermark has
+        passed the last. Every record that fits the first step begins a match of its own; each step takes the first record
+        that fits. What began and came to nothing comes out of `stream.side("timeout")`, where `ended` says why:
+        "timeout", or the name of what came and must not. Late records are counted, and come out of
+        `stream.side("late")`.
+
+        >>> import holdfast as hf
+        >>> rows = [{"card": 1, "at": 10, "sum": 2}, {"card": 1, "at": 40, "sum": 950}]
+        >>> fraud = hf.pattern("small", lambda r: r["sum"] < 10).then("large", lambda r: r["sum"] > 900)
+        >>> pipeline = hf.Pipeline("fraud")
+        >>> keyed = pipeline.read("rows", hf.records(rows)).event_time("at", unit="s").key_by("card")
+        >>> found = keyed.pattern("fraud", fraud.within("10m"))
+        >>> found.map(lambda r: {"card": r["card"], "sum": r["large"]["sum"]}).write("out", hf.memory())
+        >>> hf.testing.run(pipeline).rows("out")
+        [{'card': 1, 'sum': 950}]
+        """
+        return find(self._pipeline, self._inputs, self._key, uid, pattern)
 
     def reduce(self, uid: str, function: Callable[[Record, Record], Record], *, schema: Any = None) -> Stream:
         """Keep one record for each key, made of all its records by an associative function of two.
@@ -362,9 +483,11 @@ class WindowedStream:
         key: g.Key,
         assigner: Assigner,
         lateness_us: int = 0,
+        trigger: Trigger | None = None,
     ) -> None:
         self._pipeline, self._inputs, self._key, self._assigner = pipeline, inputs, key, assigner
         self._lateness_us = lateness_us
+        self._trigger = event_time() if trigger is None else trigger
 
     def allowed_lateness(self, lateness: Any) -> WindowedStream:
         """Keep windows so much longer: a record that comes late, but within it, makes its window's result come again.
@@ -374,14 +497,109 @@ class WindowedStream:
         us = duration_us(lateness)
         if us < 0:
             raise PipelineError(f"Lateness can't be {lateness!r}.", where=g.caller())
-        return WindowedStream(self._pipeline, self._inputs, self._key, self._assigner, us)
+        return WindowedStream(self._pipeline, self._inputs, self._key, self._assigner, us, self._trigger)
+
+    def trigger(self, trigger: Trigger) -> WindowedStream:
+        """Say when windows fire: `hf.triggers.count(100)` and others, or an `hf.Trigger` of your own.
+
+        Without one they fire when the watermark passes their end, and again for what comes late.
+        """
+        if not isinstance(trigger, Trigger):
+            raise PipelineError(
+                f"{trigger!r} is no trigger.",
+                where=g.caller(),
+                remedy="Use hf.triggers.event_time(), count(100), … or an instance of your own hf.Trigger.",
+            )
+        if self._assigner.merging and not trigger.can_merge:
+            raise PipelineError(
+                f"{trigger!r} can't be used with windows that merge, as {self._assigner!r} makes them.",
+                where=g.caller(),
+                remedy="Set can_merge = True on the trigger and define on_merge.",
+            )
+        return WindowedStream(
+            self._pipeline, self._inputs, self._key, self._assigner, self._lateness_us, trigger
+        )
 
     def aggregate(self, uid: str, **columns: Column | Aggregate) -> Stream:
-        """Aggregates of each key and window, computed in batches, combined before the exchange.
+        """Aggregates of each key and window: the key's columns, `window_start` and `window_end`, and the aggregates.
 
-        One record when the watermark passes the window's end: the key's columns, `window_start` and `window_end`, and the
-        aggregates under the names given. They are emitted in the epoch in which the watermark passes.
+        Of tumbling and sliding windows and sessions, without a trigger, they are computed in batches and combined before the
+        exchange: one record when the watermark passes the window's end. Otherwise records are taken one by one.
         """
         _check_aggregates(uid, columns, (*(self._key.columns or ("key",)), WINDOW_START, WINDOW_END))
-        body = WindowBody(self._assigner, dict(columns), self._lateness_us)
-        return self._pipeline._add(g.WINDOW, uid, body, self._inputs, tags=(g.MAIN, LATE))
+        return self._add(uid, g.AGGREGATE, columns=dict(columns))
+
+    def reduce(self, uid: str, function: Callable[[Record, Record], Record]) -> Stream:
+        """One record for each key and window, made of all its records by an associative function of two.
+
+        It has the fields of the records, and `window_start` and `window_end`.
+        """
+        if not callable(function):
+            raise PipelineError("reduce needs a function of two records.", uid=str(uid), where=g.caller())
+        return self._add(uid, g.REDUCE, function)
+
+    def top(
+        self,
+        uid: str,
+        n: int,
+        by: str | Sequence[str],
+        *,
+        ascending: bool | Sequence[bool] = False,
+        ties: str = "first",
+        rank: str = "rank",
+    ) -> Stream:
+        """The `n` records of each key and window with the greatest values of a column, when the watermark has passed it.
+
+        They come with their `rank` from 1 on, and with `window_start` and `window_end`; the rest is as for
+        `KeyedStream.top`. Only they are kept. Late records are counted, and come out of `stream.side("late")`.
+        """
+        if self._lateness_us or self._trigger != event_time():
+            raise PipelineError(
+                "top knows neither lateness nor triggers.",
+                uid=str(uid),
+                where=g.caller(),
+                remedy="Leave them out, or sort the records of a window in .process(uid, WindowFunction).",
+            )
+        return top(self._pipeline, self._inputs, uid, n, by, ascending, ties, rank, self._assigner)
+
+    def process(self, uid: str, function: WindowFunction, *, schema: Any = None) -> Stream:
+        """Run a `WindowFunction` over all records of a window. All of them are kept until it is forgotten.
+
+        `schema` declares what it yields; `window_start` and `window_end` are added if they are not in it.
+        """
+        if isinstance(function, type) and issubclass(function, WindowFunction):
+            function = function()
+        if not isinstance(function, WindowFunction):
+            raise PipelineError(
+                f"process needs a WindowFunction here, not {function!r}.",
+                uid=str(uid),
+                where=g.caller(),
+                remedy="Derive a class from hf.WindowFunction and pass an instance of it.",
+            )
+        if LATE in function.side_outputs:
+            raise PipelineError(
+                f"The side output {LATE!r} is that of late records.",
+                uid=str(uid),
+                where=g.caller(),
+                remedy="Give yours another name in side_outputs.",
+            )
+        if schema is not None:
+            schema = arrow_schema(schema)
+            # Null is a type that is still open: it takes that of the stream's own time.
+            for name in (n for n in (WINDOW_START, WINDOW_END) if n not in schema.names):
+                schema = schema.append(pa.field(name, pa.null()))
+        return self._add(uid, g.PROCESS, function, tags=function.side_outputs, schema=schema)
+
+    def _add(
+        self,
+        uid: str,
+        kind: str,
+        function: Any = None,
+        *,
+        columns: dict[str, Column | Aggregate] | None = None,
+        tags: tuple[str, ...] = (),
+        schema: Any = None,
+    ) -> Stream:
+        body = WindowBody(self._assigner, columns or {}, self._lateness_us, self._trigger, kind, function)
+        tags = (g.MAIN, LATE, *tags)
+        return self._pipeline._add(g.WINDOW, uid, body, self._inputs, tags=tags, schema=schema)

@@ -30,7 +30,8 @@ from holdfast.errors import EngineError
 from holdfast.functions import Context, KeyedProcess
 from holdfast.io.base import Decided, Limit, Sink, SinkWriter, TableWriter, Target, staged_table
 from holdfast.io.contract import check_sink, check_source
-from holdfast.log.records import Commit, Plan
+from holdfast.log.journal import Journal
+from holdfast.log.records import AnswerFile, Commit, Plan
 from holdfast.plan import graph as g
 from holdfast.plan.stages import Stages
 from holdfast.plan.times import assigners
@@ -195,6 +196,7 @@ def run(
     step_ms: int = 1000,
     linger_ms: int = 0,
     plans: Sequence[Plan] | None = None,
+    answers: str | Path | None = None,
     capture: bool = True,
     directory: str | Path | None = None,
 ) -> Result:
@@ -202,6 +204,8 @@ def run(
 
     Args:
         plans: recorded plans to follow exactly, instead of asking the sources.
+        answers: the directory of the run that recorded them: what its `async_map` calls answered is read from there,
+            and no call is made.
         capture: keep what is written here, for `Result.rows`, and leave the user's sinks alone.
         now_ms: the clock of the first epoch; each further one is `step_ms` later.
         linger_ms: for so long the clock goes on when there is nothing more to read: timers on processing time
@@ -211,6 +215,9 @@ def run(
     folder = Path(directory or tempfile.mkdtemp(prefix="holdfast-run-"))
     stages, captured = _with_captured(build_stages(pipeline)) if capture else (build_stages(pipeline), {})
     program = build_program(stages, settings, parallelism, str(folder))
+    journal = None if answers is None else Journal.at(answers)
+    if answers is not None:
+        program = dataclasses.replace(program, answers=f"{answers}/answers")
     runner = LocalRunner(program)
     known = texts(declared_schemas(stages))
     made: list[Plan] = []
@@ -218,9 +225,9 @@ def run(
     with contextlib.closing(runner):
         clock = _Clock(now_ms, step_ms, linger_ms)
         for plan in plans or _ask(stages, known, epochs, max_records, source_tasks, clock, commits):
-            commit = _run_epoch(
-                program, runner, plan, {**known, **(commits[-1].schemas if commits else {})}, commits
-            )
+            pinned = {**known, **(commits[-1].schemas if commits else {})}
+            told = None if journal is None else _answers(journal, plan.epoch)
+            commit = _run_epoch(program, runner, plan, pinned, commits, told)
             made.append(plan)
             commits.append(commit)
             for node in stages.graph.of_kind(g.SINK):
@@ -231,6 +238,17 @@ def run(
 
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Result(made, commits, captured, folder, program.name)
+
+
+def _answers(journal: Journal, epoch: int) -> dict[str, list[AnswerFile]]:
+    """What calls answered in an epoch of another run."""
+    commit = journal.commit(epoch)
+    if commit is None:
+        raise EngineError(
+            f"The log lacks epoch {epoch}, so what its calls answered is not known.",
+            remedy="Run with trim_log = false.",
+        )
+    return commit.answers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,7 +301,12 @@ def _ask(
 
 
 def _run_epoch(
-    program: Any, runner: LocalRunner, plan: Plan, pinned: dict[str, str], commits: list[Commit]
+    program: Any,
+    runner: LocalRunner,
+    plan: Plan,
+    pinned: dict[str, str],
+    commits: list[Commit],
+    answers: dict[str, list[AnswerFile]] | None,
 ) -> Commit:
     before = commits[-1] if commits else None
     for attempt in range(4):
@@ -300,6 +323,7 @@ def _run_epoch(
             ended=plan.ended,
             given=plan.given,
             clocks=plan.clocks,
+            answers=answers,
         )
         outcome = judge(program, len(plan.tasks), pinned, runner.run(plan, header))
         if isinstance(outcome, Failed):

@@ -6,12 +6,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 APP = Path(__file__).with_name("counted.py")
-EXAMPLE = Path(__file__).parents[2] / "examples" / "vehicle_map.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def drilled(folder: Path, app: Path, *words: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -45,7 +46,9 @@ def test_a_drill_of_hosts_drivers_and_executors_writes_a_report_and_keeps_what_w
     tmp_path: Path,
 ) -> None:
     words = ["--faults", "host,driver-kill,executor", "--trials", "4", "--deadline", "60s", "--seed", "3"]
-    trials, outcome = drilled(tmp_path, EXAMPLE, *words, "--report", "drill.html", "--folder", "home")
+    trials, outcome = drilled(
+        tmp_path, EXAMPLES / "vehicle_map.py", *words, "--report", "drill.html", "--folder", "home"
+    )
     assert len({t["fault"] for t in trials}) == len(trials) == outcome["trials"] == 4
     assert (outcome["lost"], outcome["doubled"], outcome["different_states"]) == (0, 0, 0)
     page = (tmp_path / "drill.html").read_text()
@@ -54,6 +57,18 @@ def test_a_drill_of_hosts_drivers_and_executors_writes_a_report_and_keeps_what_w
     outcomes = list((tmp_path / "home" / "dir" / "recoveries").glob("*.drill.json"))
     assert len(outcomes) == 4, "the pipeline is told of each"
     assert not (tmp_path / "out").exists(), "a drill must not write to the pipeline's own sinks"
+
+
+@pytest.mark.slow
+def test_windows_and_what_came_too_late_for_them_are_the_same_after_every_recovery(tmp_path: Path) -> None:
+    words = ["--faults", "executor-kill,driver-kill", "--trials", "2", "--deadline", "30s", "--seed", "2"]
+    trials, outcome = drilled(
+        tmp_path, EXAMPLES / "speeds.py", *words, "--pause", "1s..2s", "--folder", "home"
+    )
+    assert {t["fault"] for t in trials} == {"executor-kill", "driver-kill"}
+    assert (outcome["lost"], outcome["doubled"], outcome["different_states"]) == (0, 0, 0)
+    for sink in ("road-speeds", "late-reports"):
+        assert pq.read_table(tmp_path / "home" / "out" / sink).num_rows > 0, sink
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -48,3 +49,31 @@ def test_windows_timers_and_two_inputs_are_as_in_the_runner_after_a_loss(
         assert (ours.clocks, ours.marks, ours.late) == (commit.clocks, commit.marks, commit.late)
         for uid, shards in commit.shards.items():
             assert [s.sealed.digest for s in ours.shards[uid]] == [s.sealed.digest for s in shards]
+
+
+def test_windows_that_a_folder_left_open_are_emitted_once_it_is_said_to_be_complete(
+    spark: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+
+    def put(name: str, *times: int) -> None:
+        (folder / name).write_text("".join(json.dumps({"k": "a", "at": at}) + "\n" for at in times))
+
+    def run(watch: bool) -> list[int]:
+        made = hf.Pipeline("bounded")
+        source = hf.files(folder, "jsonl", {"k": str, "at": int}, watch=watch)
+        timed = made.read("in", source).event_time("at", unit="s", out_of_order="10s")
+        counts = timed.key_by("k").window(hf.tumbling("10s")).aggregate("counts", n=hf.count())
+        counts.write("out", hf.jsonl(tmp_path / "out"))
+        made.run(spark=spark, dir=str(tmp_path / "dir"), drain=True, interval="0s", parallelism=2)
+        files = sorted((tmp_path / "out").glob("*.jsonl"))
+        return [json.loads(line)["n"] for file in files for line in file.read_text().splitlines()]
+
+    put("a.jsonl", 1, 2, 25)
+    assert run(watch=True) == [2]
+    put("b.jsonl", 21)
+    assert run(watch=True) == [2], "of what --drain leaves open nothing is emitted, for more may come"
+    assert run(watch=False) == [2, 2]
+    put("c.jsonl", 22)
+    assert run(watch=False) == [2, 2], "after the end nothing is read"

@@ -4,6 +4,7 @@ import collections
 import json
 import sqlite3
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +16,16 @@ import holdfast as hf
 from holdfast.cli.loading import load_file
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-COVERED = {"accounts", "wordcount", "two_stages", "fraud", "custom_source", "vehicle_map", "monitoring"}
+COVERED = {
+    "accounts",
+    "custom_source",
+    "fraud",
+    "monitoring",
+    "speeds",
+    "two_stages",
+    "vehicle_map",
+    "wordcount",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -139,3 +149,26 @@ def test_monitoring_tells_each_incident_once_and_its_end_after_it(spark: Any) ->
     assert ("opened", "closed") in {tuple(told) for told in by_incident.values()}
     assert all(row["load"] > 1 for row in json_rows("out/doubtful"))
     assert json_rows("out/doubtful")
+
+
+def test_speeds_are_in_the_window_they_were_measured_in_and_what_is_late_is_written_apart(spark: Any) -> None:
+    module = example("speeds")
+    module.build(rate=None, total=30_000).run(spark=spark, drain=True, parallelism=2, max_records=1_000)
+    source = hf.rate(None, keys=20_000, total=30_000, make=module.reports)
+    every = [
+        (row["road"], row["measured_at"])
+        for piece in source.plan(None, hf.Limit(30_000, 1, 0)).ranges
+        for table in source.read(piece, hf.Reading("reports"))
+        for row in table.to_pylist()
+    ]
+    late = [(row["road"], datetime.fromisoformat(row["measured_at"])) for row in json_rows("out/speeds/late")]
+    window = timedelta(seconds=5)
+    expected = collections.Counter(
+        (road, at - (at - datetime(1970, 1, 1)) % window)
+        for road, at in (collections.Counter(every) - collections.Counter(late)).elements()
+    )
+    windows = parquet_rows("out/speeds/roads")
+    assert {(w["road"], w["window_start"]): w["reports"] for w in windows} == expected
+    assert len(windows) > len(expected), "a report within the allowed lateness makes its window come again"
+    assert 0 < len(late) < 300
+    assert max(at for _, at in late) < max(at for _, at in every) - timedelta(seconds=5)

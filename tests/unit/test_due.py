@@ -22,13 +22,14 @@ from holdfast.state.due import EARLIEST, LATEST, DueIndex
 from holdfast.state.inspect import shard_tables
 from holdfast.state.keygroups import key_groups
 from holdfast.state.shard import EMPTY, Place, Sealed, ShardState, key_types_of
-from holdfast.state.tables import GONE, TableSpec, ValueTable, order_bytes
+from holdfast.state.tables import FIRST_NUMBER, GONE, TableSpec, ValueTable, order_bytes
 from holdfast.state.versions import Folder, merge_tables
 
 GROUPS = 128
 VALUE = pa.struct([("n", pa.int64()), ("due", pa.int64()), ("note", pa.string())])
 WINDOWS = TableSpec("windows", "value", VALUE, tuples=True, extra=(pa.int64(),), due="due")
 TIMERS = TableSpec("timers", "value", VALUE, tuples=True, due="due")
+OWNED = TableSpec("owned", "value", VALUE, tuples=True, extra=(pa.int64(),) * 2, due="due", owned=True)
 COUNTS = TableSpec("counts", "value", pa.struct([("n", pa.int64())]), tuples=True)
 
 Changes = dict[Any, Any]
@@ -492,3 +493,33 @@ def test_to_ask_what_is_due_costs_what_is_due() -> None:
         index.forget(found)
     assert looked <= 3 * 10_000
     assert len(index) == count - 10_000 + 100
+
+
+def test_what_is_owned_is_found_under_its_owner_as_it_was_committed(backend: str, tmp_path: Path) -> None:
+    shard = Shard(backend, tmp_path, OWNED)
+    first, value = FIRST_NUMBER, (1, 5, "x")
+
+    def under(*owners: Any) -> set[Any]:
+        groups = shard.state.groups([(*o, 0) for o in owners], OWNED)
+        found = shard.table.under(list(owners), groups)
+        known, _ = shard.table.find(found)
+        assert known.all() and len(found) == len(set(found))
+        return set(found)
+
+    shard.begin()
+    assert under(("a", 7)) == set()
+    far = first + (5 << 32)
+    keys = [("a", 7, first), ("a", 7, first + 1), ("a", 70_000, first), ("b", 7, far)]
+    shard.write(dict.fromkeys(keys, value))
+    for _ in range(2):
+        assert under(("a", 7)) == set(keys[:2])
+        assert under(("b", 7), ("c", 7), ("a", 70_000)) == {keys[3], keys[2]}
+        shard.restart()
+        shard.begin()
+    shard.write({keys[0]: GONE, keys[3]: GONE})
+    shard.attempt({("a", 7, first + 9): value})  # nobody decides for it
+    shard.begin()
+    for _ in range(2):
+        assert under(("a", 7), ("b", 7)) == {keys[1]}
+        shard.restart()
+        shard.begin()

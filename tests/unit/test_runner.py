@@ -246,6 +246,83 @@ def test_what_comes_out_does_not_depend_on_the_backend_and_is_the_same_every_tim
             assert other.rows(uid) == one.rows(uid)
 
 
+@pytest.mark.parametrize("per_epoch", [1, 3], ids=["by epochs", "in one"])
+def test_a_sum_that_does_not_fit_is_an_error_and_no_other_number(per_epoch: int) -> None:
+    def total(s: hf.Stream) -> hf.Stream:
+        return s.key_by("k").aggregate("sum", total=hf.sum("v"), mean=hf.mean("v"))
+
+    large = [{"k": 1, "v": 1 << 62} for _ in range(3)]
+    with pytest.raises(SchemaError, match=r"A sum is too large for int64") as caught:
+        run(total, large, per_epoch=per_epoch)
+    assert caught.value.uid == "sum"
+    back_and_forth = [{"k": n % 2, "v": (1 << 61) * (-1 if n % 4 < 2 else 1)} for n in range(12)]
+    assert {r["total"] for r in run(total, back_and_forth, per_epoch=12)} == {0}
+
+
+class Popping(hf.KeyedProcess):
+    """Changes in place what it takes out of a map."""
+
+    lists = hf.MapState(str, list[int])
+
+    def process(self, key: Any, record: Row, ctx: hf.Context) -> Any:
+        mine = self.lists.pop("a", [])
+        mine.append(record["v"])
+        self.lists["a"] = mine
+        yield {"k": key, "all": mine, "note": record["note"]}
+
+
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_an_epoch_that_is_run_again_begins_with_what_was_committed(backend: str) -> None:
+    # In the second epoch one key shows the type of a field that was null until then: all of it is run again.
+    data = [
+        {"k": k, "v": v, "note": "now" if v == 2 and k == 3 else None} for v in (1, 2, 3) for k in range(8)
+    ]
+    out = run(lambda s: s.key_by("k").process("pop", Popping()), data, per_epoch=8, backend=backend)
+    assert [r["all"] for r in out if r["k"] == 0] == [[1], [1, 2], [1, 2, 3]]
+
+
+def test_what_an_operator_makes_is_not_the_sources_fault() -> None:
+    p = hf.Pipeline("p")
+    p.read("in", hf.records([{"n": 1}])).map(lambda r: {"k": "\udc80"}, uid="odd").write("out", hf.memory())
+    with pytest.raises(SchemaError, match="no common Arrow type") as caught:
+        hf.testing.run(p)
+    assert caught.value.uid != "in"
+
+
+def test_a_source_that_has_ended_holds_no_watermark_back() -> None:
+    p = hf.Pipeline("p")
+    short = p.read("short", hf.records([{"k": 1, "t": t} for t in range(3)]))
+    long = p.read("long", hf.records([{"k": 2, "t": t} for t in range(200)], per_epoch=20))
+    both = short.union(long).event_time("t", unit="s")
+    both.key_by("k").window(hf.tumbling("10s")).aggregate("w", n=hf.count()).write("out", hf.memory())
+    result = hf.testing.run(p, max_records=20)
+    assert len([c for c in result.commits if c.records_out.get("out")]) > 5
+    assert len(result.rows("out")) == 21
+
+
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate],
+)
+@given(recipes().filter(lambda recipe: "branch" in recipe.before), st.integers(1, 3))
+def test_before_an_exchange_there_is_what_plain_python_makes_of_all_sources(
+    recipe: Recipe, tasks: int
+) -> None:
+    result = hf.testing.run(
+        recipe.build(), parallelism=recipe.parallelism, max_records=recipe.max_records, source_tasks=tasks
+    )
+    expected = recipe.branched()
+    assert expected is not None
+    assert _bag(result.rows("a.branch")) == _bag(expected)
+
+
+def _bag(rows: list[dict[str, Any]]) -> list[str]:
+    """Rows in any order; a field that is null is as good as one that is not there."""
+    return sorted(repr(sorted((n, v) for n, v in row.items() if v is not None)) for row in rows)
+
+
 def _facts(commit: Any) -> Any:
     files = {u: [(f.rows, f.size_bytes, f.crc32) for f in fs] for u, fs in commit.sinks.items()}
     return files, {u: [s.sealed.digest for s in shards] for u, shards in commit.shards.items()}

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import holdfast as hf
 from holdfast.errors import MemoryLimitError, StateError
 from holdfast.state.backends import open_state
 from holdfast.state.inspect import shard_tables
@@ -24,6 +25,8 @@ SPECS = [
     TableSpec("pages", "map", pa.int64(), sub_type=pa.string()),
     TableSpec("seen", "value", pa.int64(), ttl_ms=1000),
     TableSpec("recent", "map", pa.int64(), sub_type=pa.string(), ttl_ms=1000),
+    TableSpec("steps", "list", pa.int64(), sub_type=pa.int64()),
+    TableSpec("latest", "list", pa.int64(), sub_type=pa.int64(), ttl_ms=1000),
 ]
 
 
@@ -56,6 +59,8 @@ class Shard:
                     table.changes[key] = value
                 elif value is GONE:
                     table.clear(key)
+                elif isinstance(value, list):
+                    table.append(key, value)
                 else:
                     for sub, one in value.items():
                         table.put(key, sub, one)
@@ -168,6 +173,38 @@ def test_clearing_a_map_forgets_its_entries_and_keeps_what_comes_after(shard: Sh
     shard.restart()
     assert shard.seen("pages", "a") == {"/new": 3}
     assert shard.seen("pages", "b") == {"/": 5}
+
+
+def test_a_list_grows_behind_its_last_place_and_begins_anew_when_nothing_is_left(shard: Shard) -> None:
+    shard.write(steps={"a": [1, 2], "b": [7]}, latest={"a": [1, 2]})
+    assert shard.state.begin(shard.committed, shard.now_ms)
+    shard.write(steps={"a": [3], "b": GONE}, latest={"a": [3]})
+    shard.restart()
+    shard.write(steps={"a": [4, 5], "b": [8, 9]})
+    assert shard.seen("steps", "a") == {0: 1, 1: 2, 2: 3, 3: 4, 4: 5}
+    assert shard.seen("steps", "b") == {0: 8, 1: 9}
+    shard.now_ms = 2050  # the first two are over, and the third when it is looked at
+    shard.write(latest={"a": [4]})
+    assert shard.seen("latest", "a") == {3: 4}
+    shard.now_ms = 9000
+    shard.write(latest={"a": [5]})
+    shard.restart()
+    shard.write(latest={"a": [6]})
+    assert shard.seen("latest", "a") == {0: 5, 1: 6}
+
+
+def test_whether_there_are_entries_is_known_without_a_look_at_all(shard: Shard) -> None:
+    shard.write(pages={"a": {"/": 1, "/x": 2}})
+    shard.attempt({"pages": {"a": {"/": GONE}}})
+    table = shard.state.tables["pages"]
+    assert isinstance(table, EntryTable)
+    assert table.has_any("a") and not table.has_any("b")
+    table.put("a", "/x", GONE)
+    assert not table.has_any("a")
+    table.put("a", "/y", 3)
+    assert table.has_any("a")
+    table.clear("a")
+    assert not table.has_any("a")
 
 
 def test_what_outlives_its_ttl_is_gone_and_what_was_written_again_is_not(shard: Shard) -> None:
@@ -347,3 +384,40 @@ def test_a_version_that_is_being_uploaded_keeps_its_files_whatever_is_committed(
     assert {p.name for p in tmp_path.iterdir()} == made[0].names() - {""} | made[2].names() - {""}
     folder.collect(made[2])
     assert {p.name for p in tmp_path.iterdir()} == made[2].names() - {""}
+
+
+class Steps(hf.KeyedProcess):
+    """Takes orders: what to do with its states, and tells what they hold then."""
+
+    place = hf.ValueState(pa.struct({"x": pa.int64(), "y": pa.int64()}))
+    path = hf.ValueState(list[int], default=[])
+    seen = hf.ListState(list[int])
+
+    def process(self, key: Any, record: dict[str, Any], ctx: Any) -> Iterator[dict[str, Any]]:
+        if "clear" in record:
+            self.place.clear()
+            self.path.clear()
+            assert (self.place.value, self.path.value) == (None, [])
+        if "x" in record:
+            self.place.value = {"x": record["x"], "y": 0}
+            self.place.value["y"] = -record["x"]
+            self.path.value.append(record["x"])
+            self.seen.add(self.path.value)
+        yield {"place": self.place.value, "path": self.path.value, "seen": list(self.seen)}
+
+
+@pytest.mark.parametrize("kind", ["heap", "rocksdb"])
+def test_what_is_nested_is_changed_in_place_and_forgotten_by_its_own_key_alone(kind: str) -> None:
+    harness = hf.testing.Harness(Steps(), backend=kind)
+    nothing = {"place": None, "path": [], "seen": []}
+    assert harness.process("a", {}) == [nothing]
+    for key in ("a", "b"):
+        assert harness.process(key, {"x": 1}) == [{"place": {"x": 1, "y": -1}, "path": [1], "seen": [[1]]}]
+    assert harness.process("a", {"x": 2}) == [
+        {"place": {"x": 2, "y": -2}, "path": [1, 2], "seen": [[1], [1, 2]]}
+    ]
+    assert harness.process("a", {"clear": True}) == [{"place": None, "path": [], "seen": [[1], [1, 2]]}]
+    assert harness.state("place") == {"b": {"x": 1, "y": -1}}
+    assert harness.state("path") == {"b": [1]}
+    assert harness.process("a", {"clear": True, "x": 3})[0]["path"] == [3]
+    assert harness.state("path") == {"a": [3], "b": [1]}

@@ -28,6 +28,7 @@ from holdfast.checkpoint.upload import ShardUpload, Uploaded
 from holdfast.config import Settings
 from holdfast.errors import CheckpointError, EngineError, FencedError, JobLostError
 from holdfast.faults.points import reach
+from holdfast.log.answers import forget
 from holdfast.log.journal import Journal
 from holdfast.log.records import Commit, Identity, Plan
 
@@ -70,10 +71,12 @@ class Coordinator:
         clock_ms: Callable[[], int] = lambda: int(time.time() * 1000),
         on_outcome: Callable[[Outcome], None] = lambda outcome: None,
         on_read: Callable[[Reading], None] | None = None,
+        answers: str | None = None,
     ) -> None:
         self._identity, self._runner, self._journal, self._catalog = identity, runner, journal, catalog
         self._settings, self._url, self._fingerprint = settings, url, fingerprint
         self._clock_ms, self._on_outcome, self._on_read = clock_ms, on_outcome, on_read
+        self._answers_folder = answers
         self._policy = parse_policy(settings.checkpoint)
         self._tolerance = Tolerance(settings.checkpoint_failures)
         self._pending: PendingCheckpoint | None = None
@@ -358,6 +361,8 @@ class Coordinator:
             self._catalog.delete(number)
         if self._settings.trim_log:
             self._journal.trim(left.replay_from)
+            if self._answers_folder is not None:
+                forget(self._answers_folder, before=min(self._journal.epochs(), default=0))
         reach("checkpoint.between_deletes")
         self._store().delete(left.keys)
         reach("checkpoint.after_delete")

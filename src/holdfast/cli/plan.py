@@ -92,7 +92,8 @@ def _exchange(stages: Stages, exchange: Exchange, tag: str) -> Text:
 
 
 def _combines(stages: Stages, exchange: Exchange) -> bool:
-    return stages.node(exchange.target).kind in (g.AGGREGATE, g.REDUCE, g.WINDOW)
+    target = stages.node(exchange.target)
+    return target.kind in (g.AGGREGATE, g.REDUCE) or (target.kind == g.WINDOW and target.body.in_batches)
 
 
 def _states(node: g.Node) -> list[str]:

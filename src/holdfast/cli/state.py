@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import typer
@@ -21,8 +22,10 @@ from holdfast.errors import ConfigError, DirectoryError, StateLostError
 from holdfast.functions import Column
 from holdfast.log.records import Commit
 from holdfast.plan import graph as g
+from holdfast.plan.bodies import KEPT, OUR_TIMES
 from holdfast.state.inspect import read_state
 from holdfast.state.shard import Sealed
+from holdfast.time.units import MAX_TIME, TimeType
 
 _TRIES = 5
 
@@ -125,8 +128,19 @@ def _types(facts: dict[str, Any]) -> dict[str, str]:
     if facts["kind"] == g.AGGREGATE:
         return {"state": ", ".join(f"{name}={kind}" for name, kind in facts["aggregates"].items())}
     if facts["kind"] == g.WINDOW:
-        return {"windows": ", ".join(f"{name}={kind}" for name, kind in facts["aggregates"].items())}
+        return _window_types(facts)
+    if facts["kind"] in g.LIBRARY:
+        return dict.fromkeys(KEPT[facts["kind"]], "records")
     return {"state": "one record"}
+
+
+def _window_types(facts: dict[str, Any]) -> dict[str, str]:
+    """What windows keep: aggregates, one record, or how many there are and, in a table of its own, all of them."""
+    if facts.get("makes") == g.PROCESS:
+        return {"windows": "how many records", "records": "records"}
+    if facts.get("makes") == g.REDUCE:
+        return {"windows": "one record"}
+    return {"windows": ", ".join(f"{name}={kind}" for name, kind in facts["aggregates"].items())}
 
 
 def _type(state: dict[str, Any]) -> str:
@@ -182,39 +196,69 @@ def friendly(stored: pa.Table, state: str, facts: dict[str, Any]) -> pa.Table:
     """A stored table with the names people know: the key's own columns, entry or place, the value's fields."""
     columns = {name: stored.column(i) for i, name in enumerate(key_names(stored, facts))}
     extra = [n for n in stored.schema.names if n[0] == "x" and n[1:].isdigit()]
-    for name, column in zip(_extra_names(facts), extra, strict=False):
-        columns[name] = _time(stored[column]) if name in ("window", "at") else stored[column]
+    for name, column in zip(_extra_names(facts, state), extra, strict=False):
+        columns[name] = _time(stored[column]) if name in _TIMES else stored[column]
     if "sub" in stored.schema.names:
         columns["place" if facts["states"][state]["kind"] == "list" else "entry"] = stored["sub"]
-    for name, column in _values(stored["value"], facts).items():
+    for name, column in _values(stored["value"], facts, state).items():
         columns[name if name not in columns else f"{name} (value)"] = column
     return pa.table(columns)
 
 
-def _extra_names(facts: dict[str, Any]) -> list[str]:
+_TIMES = ("window", "window_start", "window_end", "at")
+_CALENDAR_US = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+"""The first and the last time that a datetime can hold."""
+_WINDOW_TIMES = ("window.start", "window.end", "window.due")
+
+
+def _extra_names(facts: dict[str, Any], state: str) -> list[str]:
     """What stands behind the key: the start of a window or pane, the place of a session, or a timer."""
+    if facts["kind"] in g.LIBRARY:
+        return ["window", "number"] if facts.get("window") else ["number"]
     if facts["kind"] != g.WINDOW:
         return ["at", "name"]
+    if "makes" in facts:
+        behind = {"windows": [], "records": ["place"]}.get(state, ["at", "name"])
+        return ["window_start", "window_end", *behind]
     return ["session"] if facts["window"]["kind"] == "session" else ["window"]
 
 
 def _time(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
-    return column.cast(pa.int64()).cast(pa.timestamp("us", "UTC"))
+    """Times for people; those that no calendar has, as the end of time, are none."""
+    us = column.to_numpy()
+    known = (us >= _CALENDAR_US[0]) & (us <= _CALENDAR_US[1])
+    return TimeType.of(pa.timestamp("us", "UTC")).from_us(np.where(known, us, MAX_TIME))
 
 
-def _values(value: pa.ChunkedArray, facts: dict[str, Any]) -> dict[str, Any]:
+def _values(value: pa.ChunkedArray, facts: dict[str, Any], state: str) -> dict[str, Any]:
     """The value as columns: an aggregate's results, a record's fields, or just the value."""
     if facts["kind"] == g.WINDOW:
-        flat = _flat(value)
-        names = [value.type.field(i).name for i in range(value.type.num_fields)]
-        bounds = {n: _time(flat.field(n)) for n in names if n in ("window.start", "window.end", "window.due")}
-        return {**bounds, **_results(flat, facts["aggregates"])}
+        return _window_values(_flat(value), facts, state)
     if facts["kind"] == g.AGGREGATE:
         return _results(_flat(value), facts["aggregates"])
+    if facts["kind"] in g.LIBRARY:
+        flat = _flat(value)
+        names = [value.type.field(i).name for i in range(value.type.num_fields)]
+        return {n: _time(flat.field(n)) if n in OUR_TIMES else flat.field(n) for n in names}
     if pa.types.is_struct(value.type):
         flat = _flat(value)
         return {value.type.field(i).name: pc.struct_field(flat, i) for i in range(value.type.num_fields)}
     return {"value": value}
+
+
+def _window_values(value: pa.StructArray, facts: dict[str, Any], state: str) -> dict[str, Any]:
+    """What is kept of a window: its bounds, what it holds and what its trigger keeps, and a record as its fields."""
+    if state.startswith("timers."):
+        return {}
+    if state == "open":
+        return {"windows": value.field("windows")}
+    names = [value.type.field(i).name for i in range(value.type.num_fields)]
+    shown: dict[str, Any] = {n: _time(value.field(n)) for n in names if n in _WINDOW_TIMES}
+    shown |= {n: value.field(n) for n in names if n in ("window.holds", "window.trigger")}
+    if facts.get("makes") in (g.REDUCE, g.PROCESS) and "record" in names:
+        record = value.field("record")
+        shown |= {f.name: pc.struct_field(record, i) for i, f in enumerate(record.type)}
+    return {**shown, **_results(value, facts["aggregates"])}
 
 
 def _flat(column: pa.ChunkedArray) -> pa.Array:

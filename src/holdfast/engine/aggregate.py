@@ -51,7 +51,7 @@ class _Part:
 
 
 def _added(old: pa.Array, new: pa.Array, known: pa.Array) -> pa.Array:
-    return pc.coalesce(pc.add(old, new), old, new)
+    return pc.coalesce(pc.add_checked(old, new), old, new)
 
 
 def _smaller(old: pa.Array, new: pa.Array, known: pa.Array) -> pa.Array:
@@ -223,6 +223,8 @@ class Parts:
         return result
 
     def _grouped(self, table: pa.Table, keys: list[str], asked: Sequence[tuple[str, str, Any]]) -> pa.Table:
+        for summed in sorted({column for column, function, _ in asked if function == "sum"}):
+            self._check_sum(table, keys, summed)
         table, typed = _with_types(table, {column for column, _, _ in asked})
         grouped = table.group_by(keys, use_threads=False)
         try:
@@ -249,6 +251,24 @@ class Parts:
                     sketches = [_sketch(v) for v in result[f"{name}.0"].to_pylist()]
                     result = _set(result, f"{name}.0", pa.array(sketches, pa.binary()))
         return result
+
+    def _check_sum(self, table: pa.Table, keys: list[str], summed: str) -> None:
+        """Arrow's sums of integers begin anew where they are too large, without a word."""
+        values = table[summed]
+        if not _may_overflow(values):
+            return
+        rough = pa.table([*(table[k] for k in keys), values.cast(pa.float64(), safe=False)], [*keys, _ROW])
+        sums = rough.group_by(keys, use_threads=False).aggregate([(_ROW, "sum")])[f"{_ROW}_sum"]
+        if (pc.max(pc.abs(sums)).as_py() or 0.0) >= _greatest(values.type):
+            raise self._too_large(values.type)
+
+    def _too_large(self, kind: pa.DataType) -> SchemaError:
+        return SchemaError(
+            f"A sum is too large for {kind}.",
+            uid=self._node.uid,
+            where=self._node.where,
+            remedy="Cast the column to float64 or to a decimal before.",
+        )
 
     def _own_partials(self, table: pa.Table, keys: list[str], result: pa.Table, redact: bool) -> pa.Table:
         rows = [{n: v for n, v in r.items() if not n.startswith("__key")} for r in to_rows(table)]
@@ -297,7 +317,10 @@ class Parts:
                 pairs = zip(column_values(old[place]), column_values(new[place]), strict=True)
                 result.append(pa.array([_union([o, n]) for o, n in pairs], pa.binary()))
             else:
-                result.append(_joined(part, old[place], new[place], known))
+                try:
+                    result.append(_joined(part, old[place], new[place], known))
+                except pa.ArrowInvalid:
+                    raise self._too_large(old[place].type) from None
         for place, own in enumerate(self.own.values(), start=len(self._plan)):
             olds, news = column_values(old[place]), column_values(new[place])
             hits = column_values(known)
@@ -318,7 +341,9 @@ class Parts:
                 total = kept[f"{name}.0"]
                 counted = kept[f"{name}.1"]
                 divisor = counted.cast(pa.float64()) if not pa.types.is_decimal(total.type) else counted
-                amount = total.cast(pa.float64()) if not pa.types.is_decimal(total.type) else total
+                amount = (
+                    total.cast(pa.float64(), safe=False) if not pa.types.is_decimal(total.type) else total
+                )
                 divisor = pc.if_else(pc.equal(counted, 0), pa.scalar(None, divisor.type), divisor)
                 made.append((name, pc.divide(amount, divisor)))
             elif body.kind == "approx_distinct":
@@ -338,6 +363,19 @@ class Parts:
             except Exception as error:
                 raise user_error(error, self._node, acc, redact) from None
         return pa.array(values, type=kind)
+
+
+def _greatest(kind: pa.DataType) -> float:
+    """What a sum of integers of a type must stay below, by what floats can tell."""
+    return float((1 << 64 if pa.types.is_unsigned_integer(kind) else 1 << 63) - (1 << 40))
+
+
+def _may_overflow(column: pa.ChunkedArray) -> bool:
+    """Whether integers are so many and so large that their sum could be."""
+    if not pa.types.is_integer(column.type) or not len(column):
+        return False
+    bounds = pc.min_max(column).as_py()
+    return bool(max(abs(bounds["min"] or 0), abs(bounds["max"] or 0)) * len(column) >= _greatest(column.type))
 
 
 _TYPED = ("sum", "min", "max", "first", "last")

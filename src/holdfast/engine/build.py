@@ -13,7 +13,7 @@ from holdfast.io.base import Source
 from holdfast.log.records import Commit, Identity
 from holdfast.plan import graph as g
 from holdfast.plan.stages import Stages, cut
-from holdfast.plan.times import input_stamp
+from holdfast.plan.times import input_stamp, needs_time
 from holdfast.state.descriptors import declared_states
 
 if TYPE_CHECKING:
@@ -44,6 +44,25 @@ def _check_times(stages: Stages) -> None:
                 where=node.where,
                 remedy='Say where it is before key_by: stream.event_time("ts", out_of_order="5s").',
             )
+    for node in stages.graph.of_kind(*g.LIBRARY):
+        sides = sorted({i.side for i in node.inputs})
+        if needs_time(node) and any(input_stamp(stages.graph, node, side) is None for side in sides):
+            raise PipelineError(
+                f"A {node.kind} needs event time{' on both sides' if len(sides) > 1 else ''}, and there is none.",
+                uid=node.uid,
+                where=node.where,
+                remedy='Say where it is before key_by: stream.event_time("ts", out_of_order="5s").',
+            )
+
+
+def impatient(stages: Stages, worker_s: float | None) -> list[str]:
+    """Sentences on calls for which a worker may wait so long that it is taken for frozen."""
+    return [
+        f"[{node.uid}] a call may take {node.body.timeout_s:g} s, and a worker that is silent for {worker_s:g} s is "
+        "killed: make its timeout shorter, or worker_timeout longer"
+        for node in stages.graph.of_kind(g.ASYNC_MAP)
+        if worker_s is not None and node.body.timeout_s >= worker_s
+    ]
 
 
 def _check_columns(stages: Stages) -> None:
@@ -58,6 +77,8 @@ def _check_columns(stages: Stages) -> None:
             body = target.body if target.kind == g.AGGREGATE else target.body.columns
             columns = [c.column for c in body.values() if isinstance(c, Column) and c.column]
             wanted.update(dict.fromkeys(columns, "aggregate"))
+        if target.kind == g.TOP:
+            wanted.update(dict.fromkeys(target.body.by, "rank by"))
         for name, purpose in wanted.items():
             if name not in schema.names:
                 raise PipelineError(
@@ -100,6 +121,7 @@ def build_program(
         redact=settings.redact,
         checkpoint_url=checkpoints or f"{directory}/checkpoints",
         storage=settings.storage,
+        answers=f"{directory}/answers",
     )
 
 
@@ -123,7 +145,9 @@ def _facts(node: g.Node) -> dict[str, Any]:
         return {"key": _key(node)}
     if node.kind == g.WINDOW:
         shown = {n: _describe(a) for n, a in node.body.columns.items()}
-        return {"window": node.body.assigner.facts(), "aggregates": shown, "key": _key(node)}
+        return {**node.body.facts(), "aggregates": shown, "key": _key(node)}
+    if node.kind in g.LIBRARY:
+        return {**node.body.facts(), "key": _key(node)}
     return {"type": type(node.body).__name__}
 
 

@@ -16,15 +16,19 @@ LOOP_FILE = "<holdfast loop>"
 """What tracebacks call the loop over records, which is written at run time."""
 
 
-def user_error(error: Exception, node: Node, record: Any, redact: bool, key: Any = None) -> HoldfastError:
+def user_error(
+    error: BaseException, node: Node, record: Any, redact: bool, key: Any = None, window: Any = None
+) -> HoldfastError:
     """The error to report for an exception in a user's function. One of ours keeps its type."""
     if isinstance(error, HoldfastError):
         return error.at(node.uid, node.where)
     lines = [f"  record: {shown(record, _RECORD_LIMIT)}"]
+    if window is not None:
+        lines.insert(0, f"  window: {shown(window)}")
     if key is not None:
         lines.insert(0, f"  key: {shown(key)}")
     return UserCodeError(
-        f"{type(error).__name__}: {'(redacted)' if redact else error}",
+        f"{type(error).__name__}: {'(redacted)' if redact else said(error)}",
         uid=node.uid,
         where=node.where,
         remedy="Mend the function and start again: the epoch was not committed and runs again as planned.",
@@ -32,7 +36,15 @@ def user_error(error: Exception, node: Node, record: Any, redact: bool, key: Any
     )
 
 
-def user_traceback(error: Exception, redact: bool = False) -> str:
+def said(error: BaseException) -> str:
+    """An error's own words; not every error of a user can be asked for them."""
+    try:
+        return str(error)
+    except Exception:
+        return "(it can't say why)"
+
+
+def user_traceback(error: BaseException, redact: bool = False) -> str:
     """The traceback from the user's first frame on; redacted, without the exception's own words."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not _is_ours(f.filename)] or list(frames)

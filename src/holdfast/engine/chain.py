@@ -14,14 +14,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.engine.aggregate import Combiner, partial_edge
+from holdfast.engine.asynchronous import AsyncStep, Desk
 from holdfast.engine.batch import Batch, SchemaBook
 from holdfast.engine.calls import reached, user_error
 from holdfast.engine.exchange import DataHead, data_blob, divide
 from holdfast.engine.keys import KEY, key_names
 from holdfast.engine.timed import Seen, TimeStep
-from holdfast.engine.windowed import combiner_for
+from holdfast.engine.window_combiners import combiner_for
 from holdfast.errors import PipelineError, SchemaError, SinkError
-from holdfast.io.base import Sink, SinkWriter, StagedFile, Target
+from holdfast.io.base import DEAD_LETTER, Sink, SinkWriter, StagedFile, Target
+from holdfast.log.records import AnswerFile
 from holdfast.plan import graph as g
 from holdfast.plan.stages import Exchange, Stage, Stages, takers
 from holdfast.plan.times import UNTIMED, input_stamp
@@ -48,6 +50,11 @@ class Fan:
 
     def __len__(self) -> int:
         return len(self._steps)
+
+    @property
+    def mutates(self) -> bool:
+        """Whether anybody who takes it may change its dicts."""
+        return any(step.mutates for step in self._steps)
 
     def push(self, batch: Batch) -> None:
         if not len(batch):
@@ -170,8 +177,6 @@ class _ToSink:
 class ToExchange:
     """The start of a channel: records by key group, cut by shard, one blob for each flush and shard."""
 
-    mutates = False
-
     def __init__(
         self,
         exchange: Exchange,
@@ -195,6 +200,9 @@ class ToExchange:
         self._partials: list[pa.Table] = []
         self._rows = 0
         self._combiner = combiner
+        self.mutates = (
+            combiner is not None and combiner.by_record
+        )  # it keeps dicts, and hands them to a function
         self._late: list[pa.Table] = []
         self._sequence = 0
         self.blobs: list[tuple[int, bytes]] = []
@@ -223,9 +231,10 @@ class ToExchange:
                 made, late = combiner.sorted_out(pa.concat_tables(records, promote_options="permissive"))
                 if late.num_rows:
                     self._late.append(late)
+                partial = combiner.partial(made)
+                self._book.note(partial_edge(self.edge), partial.schema)
                 if made.num_rows or not late.num_rows:
-                    self._partials.append(combiner.partial(made))
-                    self._book.note(partial_edge(self.edge), self._partials[-1].schema)
+                    self._partials.append(partial)
 
     def _keys_of(self, rows: list[Any]) -> list[Any]:
         key = self._exchange.key
@@ -353,13 +362,16 @@ class Chain:
         redact: bool,
         only: Collection[int] | None = None,
         clocks: Mapping[str, int] | None = None,
+        desk: Desk | None = None,
     ) -> None:
         self._stages, self._stage, self._shape, self._book = stages, stage, shape, book
         self._target, self._redact, self._only = target, redact, only
         self._clocks = clocks or {}
+        self._desk = desk
         self.seen = Seen()
         self.sinks: dict[int, _ToSink] = {}
         self.exchanges: dict[int, ToExchange] = {}
+        self.calling: dict[int, AsyncStep] = {}
         self._built: dict[int, Step | None] = {}
         root = stages.node(stage.root)
         self.outputs = {tag: self._fan(root, tag) for tag in root.tags}
@@ -386,6 +398,11 @@ class Chain:
             return _Tables(node, out, self._book, self._redact)
         if node.kind == g.EVENT_TIME:
             return TimeStep(node, out, fans.get(UNTIMED, Fan([])), self.seen, self._redact)
+        if node.kind == g.ASYNC_MAP:
+            assert self._desk is not None
+            dead = fans.get(DEAD_LETTER, Fan([]))
+            self.calling[node.id] = AsyncStep(node, out, dead, self._book, self._redact, self._desk)
+            return self.calling[node.id]
         return _Rows(node, out, self._redact)
 
     def _sink(self, node: g.Node) -> Step:
@@ -411,8 +428,16 @@ class Chain:
             )
         return self.exchanges[exchange.id]
 
+    def begin(self, split: str, upstream: int) -> None:
+        """From here on the records are of a range of this split, or of a shard."""
+        self.seen.split = split
+        for step in self.calling.values():
+            step.begin(upstream)
+
     def flush(self, upstream: int) -> None:
         """A range, or a shard's epoch, is through: send what the exchanges hold."""
+        for step in self.calling.values():
+            step.end(upstream)
         for exchange in self.exchanges.values():
             exchange.flush(upstream)
 
@@ -420,7 +445,14 @@ class Chain:
         """Finish the sinks: what was staged, by uid."""
         return {s.uid: s.close() for s in self.sinks.values()}
 
+    def answers(self) -> dict[str, AnswerFile]:
+        """Finish the files of calls' answers, by uid."""
+        closed = {s.uid: s.close() for s in self.calling.values()}
+        return {uid: file for uid, file in closed.items() if file is not None}
+
     def abort(self) -> None:
-        """Drop what was staged."""
+        """Drop what was staged, and what calls answered."""
         for sink in self.sinks.values():
             sink.abort()
+        for step in self.calling.values():
+            step.abort()

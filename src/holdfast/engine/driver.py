@@ -25,7 +25,19 @@ from typing import Any, Protocol
 from holdfast.checkpoint.coordinator import Coordinator
 from holdfast.config import Settings
 from holdfast.engine.cut import Wait, when_to_cut
-from holdfast.engine.epoch import Again, Done, Failed, Lacking, assign, decide, judge, stamps, texts
+from holdfast.engine.epoch import (
+    Again,
+    Done,
+    Failed,
+    Lacking,
+    Mixed,
+    assign,
+    decide,
+    judge,
+    stamps,
+    taken_over,
+    texts,
+)
 from holdfast.engine.program import Header, Program, Report, declared_schemas
 from holdfast.engine.timing import PlannedTime, is_due, must_wait, plan_time, shown_time, taken_up
 from holdfast.errors import EngineError, HoldfastError, JobLostError, SinkError
@@ -127,7 +139,7 @@ class Driver:
             self._last_plan = self._journal.plan(last)
             assert self._last_plan is not None
             self._positions, self._now_ms = dict(self._last_plan.positions), self._last_plan.now_ms
-            self._pinned.update(self._last.schemas)
+            self._pinned = taken_over(self._pinned, self._last.schemas)
         for node in self._sinks.values():
             node.body.discard(f"{self._journal.generation}")
         reach("start.published")
@@ -456,6 +468,11 @@ class Driver:
             if isinstance(outcome, Again):
                 pinned = outcome.schemas
                 unsettled += 1
+            if isinstance(outcome, Mixed):
+                lost += 1
+                if lost >= _LOST_JOBS:
+                    raise _torn(plan.epoch, outcome)
+                _log.warning("epoch %d: attempts of %s are mixed, it is run again", plan.epoch, outcome.tasks)
         raise EngineError(
             f"The schemas of epoch {plan.epoch} don't settle.", remedy="Declare schema= on the operators."
         )
@@ -514,6 +531,14 @@ class Driver:
                     remedy="Make room or mend the folder, and start again: it is published then, and only once.",
                 ) from None
             reach("publish.after_sink")
+
+
+def _torn(epoch: int, mixed: Mixed) -> JobLostError:
+    return JobLostError(
+        f"Epoch {epoch} lost output on its way {_LOST_JOBS} times, and calls of the outside world can't be mixed.",
+        remedy="Look at the executors: something ends them again and again. Nothing was committed; start again.",
+        detail=f"  tasks that ran more than once: {', '.join(mixed.tasks)}",
+    )
 
 
 def _may_expire(source: Source) -> bool:

@@ -1,6 +1,6 @@
 """The decisions of an epoch, as pure functions: how ranges become tasks, and what reports amount to.
 
-offers ── assign ──> plan ── (run) ──> reports ── judge ──> Failed | Again | Lacking | Done
+offers ── assign ──> plan ── (run) ──> reports ── judge ──> Failed | Again | Lacking | Mixed | Done
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from holdfast.data import schemas
-from holdfast.engine.program import Program, Report
+from holdfast.engine.program import WANTED, Program, Report
 from holdfast.errors import EngineError, HoldfastError, from_facts
 from holdfast.io.base import Offer, StagedFile
-from holdfast.log.records import Commit, Plan, PlannedRange, ShardCommit
+from holdfast.log.records import AnswerFile, Commit, Plan, PlannedRange, ShardCommit
 from holdfast.time.units import MIN_TIME
 from holdfast.time.watermarks import Clocks, Marks, merge, reached
 
@@ -53,7 +53,7 @@ class Failed:
 
 @dataclasses.dataclass(frozen=True)
 class Again:
-    """Tasks wrote with different schemas: the epoch must run again with these pinned."""
+    """Tasks wrote with different schemas, or one lacked what others saw: the epoch must run again with these pinned."""
 
     schemas: dict[str, str]
 
@@ -63,6 +63,16 @@ class Lacking:
     """Shards that do not have their committed version: (uid of the stage, shard)."""
 
     shards: list[tuple[str, int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixed:
+    """Shards heard different attempts of one task, whose calls of the outside world may have answered differently.
+
+    Spark runs a task again if its output is lost, and those who had read it go on with what the first attempt sent.
+    """
+
+    tasks: list[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,9 +90,10 @@ class Done:
     clocks: dict[str, int] = dataclasses.field(default_factory=dict)
     late: dict[str, int] = dataclasses.field(default_factory=dict)
     wake_ms: int | None = None
+    answers: dict[str, list[AnswerFile]] = dataclasses.field(default_factory=dict)
 
 
-Outcome = Failed | Again | Lacking | Done
+Outcome = Failed | Again | Lacking | Mixed | Done
 
 
 def judge(
@@ -95,7 +106,7 @@ def judge(
         return Failed(EngineError(f"{len(reports)} of {expected} tasks reported: {sorted(by_task)}."))
     for report in sorted(reports, key=lambda r: r.task):
         if report.error is not None:
-            return Failed(from_facts(report.error))
+            return _unsettled(report.error, pinned, reports) or Failed(from_facts(report.error))
     lacking = sorted((r.stage, r.shard) for r in reports if r.lacking)
     if lacking:
         return Lacking(lacking)
@@ -105,7 +116,30 @@ def judge(
         return Failed(error)
     if again:
         return Again(settled)
+    mixed = _mixed(reports)
+    if mixed:
+        return Mixed(mixed)
     return _done(program, settled, reports)
+
+
+_OF_RECORDS = ("UserCodeError", "CallError", "SchemaError")
+"""Errors that may have to do with what a record is like."""
+
+
+def _unsettled(
+    error: Mapping[str, str | None], pinned: Mapping[str, str], reports: Sequence[Report]
+) -> Again | None:
+    """Where a task may have failed for want of a schema, or of a field, that another has seen in the same run."""
+    if error.get("type") not in _OF_RECORDS:
+        return None
+    wanted = (error.get(WANTED) or "").split("\n")
+    shown = {edge for report in reports for edge in report.schemas}
+    try:
+        settled, differs = _settle(pinned, reports)
+    except HoldfastError:
+        return None
+    known_by_now = any(edge in shown and edge not in pinned for edge in wanted)
+    return Again(settled) if differs or known_by_now else None
 
 
 def _settle(pinned: Mapping[str, str], reports: Sequence[Report]) -> tuple[dict[str, str], bool]:
@@ -126,6 +160,15 @@ def _settle(pinned: Mapping[str, str], reports: Sequence[Report]) -> tuple[dict[
     return settled, again
 
 
+def _mixed(reports: Sequence[Report]) -> list[str]:
+    """The tasks of which answers of more than one attempt are in what was sealed, sent or staged."""
+    found: dict[str, set[str]] = {r.task: {r.attempt} for r in reports if r.answers}
+    for report in reports:
+        for task, attempts in report.answered.items():
+            found.setdefault(task, set()).update(attempts)
+    return sorted(task for task, attempts in found.items() if len(attempts) > 1)
+
+
 def _done(program: Program, settled: dict[str, str], reports: Sequence[Report]) -> Outcome:
     shards: dict[str, list[ShardCommit]] = {}
     sinks: dict[str, list[StagedFile]] = {}
@@ -134,6 +177,7 @@ def _done(program: Program, settled: dict[str, str], reports: Sequence[Report]) 
     marks: Marks = {}
     clocks: dict[str, int] = {}
     late: dict[str, int] = {}
+    answers: dict[str, list[AnswerFile]] = {}
     for report in sorted(reports, key=lambda r: (r.stage != "", r.stage, r.shard, _number(r.task))):
         if report.stage:
             assert report.sealed is not None
@@ -148,12 +192,14 @@ def _done(program: Program, settled: dict[str, str], reports: Sequence[Report]) 
             bad[uid] = bad.get(uid, 0) + count
         for uid, count in report.late.items():
             late[uid] = late.get(uid, 0) + count
+        for uid, found in report.answers.items():
+            answers.setdefault(uid, []).extend(found)
         merge(marks, report.marks)
         if report.clock is not None and report.clock > MIN_TIME:
             clocks[report.stage] = report.clock
     wake_ms = min((r.wake_ms for r in reports if r.wake_ms is not None), default=None)
     records_in = sum(r.records_in for r in reports if not r.stage)
-    return Done(shards, sinks, settled, records_in, records_out, bad, marks, clocks, late, wake_ms)
+    return Done(shards, sinks, settled, records_in, records_out, bad, marks, clocks, late, wake_ms, answers)
 
 
 def _number(task: str) -> int:
@@ -177,6 +223,7 @@ def decide(plan: Plan, done: Done, generation: int, published: int, took_ms: flo
         clocks={**plan.clocks, **done.clocks},
         late=done.late,
         wake_ms=done.wake_ms,
+        answers=done.answers,
         replan=plan.replan,
     )
 
@@ -188,6 +235,26 @@ def stamps(commit: Commit | None) -> dict[str, list[str]]:
         if commit is None
         else {uid: [s.sealed.stamp for s in shards] for uid, shards in commit.shards.items()}
     )
+
+
+def taken_over(declared: Mapping[str, str], committed: Mapping[str, str]) -> dict[str, str]:
+    """The schemas to go on with: those of the last commit, and where the user declares a wider one by now, that.
+
+    Not at the input of a keyed operator, whose state has the types that it has.
+    """
+    made = {**declared, **committed}
+    for uid in (u for u in declared.keys() & committed.keys() if "<" not in u):
+        if declared[uid] != committed[uid] and _is_wider(declared[uid], committed[uid]):
+            made[uid] = declared[uid]
+    return made
+
+
+def _is_wider(new: str, old: str) -> bool:
+    wide = schemas.from_text(new)
+    try:
+        return bool(wide.equals(schemas.unify([wide, schemas.from_text(old)])))
+    except HoldfastError:
+        return False
 
 
 def texts(known: Mapping[str, pa.Schema]) -> dict[str, str]:

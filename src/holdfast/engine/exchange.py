@@ -55,6 +55,8 @@ class Control(msgspec.Struct, frozen=True, array_like=True):
     barrier: int = 0
     marks: dict[str, dict[str, int]] = {}
     """The watermarks that were seen in this epoch, here and further up."""
+    answered: dict[str, list[str]] = {}
+    """Whose answers of the outside world are in what was sent: attempts by task, here and further up."""
 
 
 def data_blob(head: DataHead, table: pa.Table) -> bytes:
@@ -147,6 +149,15 @@ class Inbox:
         for control in self.controls.values():
             merge(found, control.marks)
         return found
+
+    @property
+    def answered(self) -> dict[str, list[str]]:
+        """Whose answers are in what came: attempts by task; more than one of a task where attempts are mixed."""
+        found: dict[str, set[str]] = {}
+        for control in self.controls.values():
+            for task, attempts in control.answered.items():
+                found.setdefault(task, set()).update(attempts)
+        return {task: sorted(attempts) for task, attempts in sorted(found.items())}
 
     def tables(self, *, late: bool = False) -> list[tuple[DataHead, pa.Table]]:
         """The head and the table of each data blob, in the order of the plan: those on time, or those that are late."""

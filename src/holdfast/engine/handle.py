@@ -30,6 +30,7 @@ from holdfast.engine.build import (
     check_stored,
     checkpoint_url,
     identity_of,
+    impatient,
 )
 from holdfast.engine.doors import is_local, open_doors
 from holdfast.engine.driver import Driver
@@ -222,7 +223,7 @@ class Handle:
                 "Shards can't be pinned on this cluster's PySpark.", remedy="Use a supported PySpark: 4.1+."
             )
         catalog = Catalog(journal)
-        guard = self.guard = self._make_guard(sc, cores)
+        guard = self.guard = self._make_guard(sc, cores, stages)
         coordinator = Coordinator(
             identity_of(stages, self._settings, parallelism),
             runner,
@@ -233,6 +234,7 @@ class Handle:
             fingerprint=code,
             on_outcome=self._checkpoint,
             on_read=guard.store_read,
+            answers=program.answers,
         )
         coordinator.code_changed = _code_changed(journal, catalog, code)
         strict = self._settings.on_divergence == "stop"
@@ -252,7 +254,7 @@ class Handle:
             say=self._say,
         )
 
-    def _make_guard(self, sc: SparkContext, cores: int) -> Guard:
+    def _make_guard(self, sc: SparkContext, cores: int, stages: Stages) -> Guard:
         supervised = os.environ.get(SUPERVISED, "")
         notice = sessions.notice_of(
             dict(sc.getConf().getAll()),
@@ -260,6 +262,8 @@ class Handle:
             supervised_s=float(supervised) if supervised else None,
             wait_for_home_s=self._settings.wait_for_home_s,
         )
+        for sentence in impatient(stages, notice.worker_s):
+            _log.warning("%s", sentence)
         return Guard(self._settings, notice, self.directory, cores=cores)
 
     def _let_go(self) -> None:

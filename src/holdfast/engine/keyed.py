@@ -33,7 +33,7 @@ from holdfast.functions import CLOCK, EVENT, Context, KeyedProcess
 from holdfast.plan import graph as g
 from holdfast.plan.times import Stamp
 from holdfast.state.descriptors import declared_states
-from holdfast.state.handles import Entries, NestedValue, PlainValue, handle_for, spec_of
+from holdfast.state.handles import Hand, PlainValue, handle_for, spec_of
 from holdfast.state.keygroups import key_groups
 from holdfast.state.shard import ShardState
 from holdfast.state.tables import GONE, MISSING, TableSpec, ValueTable, key_columns
@@ -101,6 +101,8 @@ class Work:
     late_records: int = 0
     wake_ms: int | None = None
     """What the operator has to say: how many records came too late, and when its next timer is due."""
+    stamp: Stamp | None = None
+    """For windows: where the records have their time, also when none came."""
 
     @property
     def table(self) -> pa.Table | None:
@@ -141,6 +143,10 @@ def operator_for(node: g.Node, redact: bool) -> Operator:
         from holdfast.engine.windowed import window_operator
 
         return window_operator(node, redact)
+    if node.kind in g.LIBRARY:
+        from holdfast.engine.library import library_operator
+
+        return library_operator(node, redact)
     return kinds[node.kind](node, redact)
 
 
@@ -216,14 +222,15 @@ class ProcessOperator(Operator):
             self.fire(timers, work.state, work.ctx, held, work.after)
             wake = timers.wake_us(upto_clock(work.ctx.now_ms))
             work.wake_ms = None if wake is None else -(-wake // 1000)
+        work.late_records += work.ctx._late
         if held is not None:
             self._push(*held.by_group(self.node.tags), work.outputs)
 
     def fire(self, timers: Timers, state: ShardState, ctx: Context, held: Held, after: int) -> None:
         """Call `on_timer` for what is due by the event clock after the epoch, and by processing time."""
         ctx._watermark = after
-        rounds = itertools.count(1)
         for kind, upto in ((EVENT, after), (CLOCK, upto_clock(ctx.now_ms))):
+            rounds = itertools.count(1)
             timers.begin(kind, upto)
             while due := timers.take():
                 groups = key_groups(
@@ -233,7 +240,7 @@ class ProcessOperator(Operator):
                 due = [due[i] for i in order.tolist()]
                 keys, fired = [k for k, _ in due], [t for _, t in due]
                 times: list[int | None] = [t.at_us for t in fired]
-                on_timer, phase = self._function.on_timer, f"timers {next(rounds)}"
+                on_timer, phase = self._function.on_timer, f"{kind} timers {next(rounds)}"
                 self.run(keys, fired, groups[order], state, ctx, held, times, on_timer, phase)
             timers.end()
         timers.seal()
@@ -295,16 +302,16 @@ class ProcessOperator(Operator):
             raise error.at(self.node.uid, self.node.where) from None
 
     def _loop(self, state: ShardState, told: bool) -> Callable[..., None]:
-        handles = [handle_for(s, state.tables[n]) for n, s in self._states.items()]
+        hand = Hand()
+        handles = [handle_for(s, state.tables[n], hand) for n, s in self._states.items()]
         for name, handle in zip(self._states, handles, strict=True):
             self._function.__dict__[name] = handle
         plain = [h for h in handles if isinstance(h, PlainValue)]
-        others = [h for h in handles if isinstance(h, (NestedValue, Entries))]
-        source = _loop_source(len(plain), len(others), told)
+        source = _loop_source(len(plain), len(plain) < len(handles), told)
         parts: list[Any] = []
         for handle in plain:
             parts += [handle, handle.table.changes, handle.table.view, handle.default]
-        made: Callable[..., None] = source(MISSING, GONE, *parts, *others)
+        made: Callable[..., None] = source(MISSING, GONE, hand, *parts)
         return made
 
 
@@ -322,16 +329,18 @@ def _runs(groups: Groups) -> list[tuple[int, int]]:
 
 
 @lru_cache(maxsize=64)
-def _loop_source(plain: int, others: int, told: bool) -> Callable[..., Any]:
-    """The loop over records, written for so many states; `told` if the context is to know key and time of each.
+def _loop_source(plain: int, others: bool, told: bool) -> Callable[..., Any]:
+    """The loop over records, written for so many plain states; `told` if the context is to know key and time of each.
 
     Committed values are looked up for all keys in one C loop (`map`); a plain value is put into its handle
     before the call and taken out after it, with no call of ours in between. A write counts if the value is
-    another one by `!=`, never by identity, which a reload would change; NaN is NaN.
+    another one by `!=`, never by identity, which a reload would change; NaN is NaN. The others look themselves up when
+    they are asked, and only those that were asked are looked at after the call.
     """
-    args = [f"h{i}, c{i}, t{i}, d{i}" for i in range(plain)] + [f"o{i}" for i in range(others)]
+    args = ["MISSING", "GONE", "hand", *(f"h{i}, c{i}, t{i}, d{i}" for i in range(plain))]
     lines = [
-        f"def make(MISSING, GONE, {', '.join(args)}):" if args else "def make(MISSING, GONE):",
+        f"def make({', '.join(args)}):",
+        "  touched, flush = hand.touched, hand.flush",
         "  def loop(keys, records, process, ctx, emit, times):",
         *[f"    g{i}, s{i} = c{i}.get, map(t{i}.get, keys, repeat(d{i}))" for i in range(plain)],
         f"    for {', '.join(['key', *(f's{i}_' for i in range(plain)), *(_TOLD if told else []), 'record'])} in "
@@ -343,7 +352,7 @@ def _loop_source(plain: int, others: int, told: bool) -> Callable[..., Any]:
             f"      if v{i} is GONE: v{i} = d{i}",
             f"      h{i}.value = v{i}",
         ]
-    lines += [f"      o{i}.bind(key)" for i in range(others)]
+    lines += ["      hand.key = key"] if others else []
     lines += ["      out = process(key, record, ctx)", "      if out is not None: emit(out)"]
     for i in range(plain):
         lines += [
@@ -354,7 +363,7 @@ def _loop_source(plain: int, others: int, told: bool) -> Callable[..., Any]:
             f"          if w is d{i}: w = GONE",
             f"        if w is not GONE or g{i}(key, t{i}.get(key, GONE)) is not GONE: c{i}[key] = w",
         ]
-    lines += [f"      o{i}.flush()" for i in range(others)]
+    lines += ["      if touched: flush()"] if others else []
     lines += ["  return loop"]
     scope: dict[str, Any] = {"repeat": repeat}
     exec(compile("\n".join(lines), LOOP_FILE, "exec"), scope)
@@ -441,7 +450,34 @@ class _Reduce(Operator):
         return table
 
 
-def stored_schema(node: g.Node, schemas_by_edge: dict[str, pa.Schema], edges: int) -> pa.Schema | None:
-    """The schema of what is exchanged to an aggregate or reduce, from what is pinned; None if nothing is."""
-    found = [schemas_by_edge[e] for i in range(edges) if (e := f"{node.uid}<{i}#partial") in schemas_by_edge]
+def stored_schema(
+    node: g.Node,
+    schemas_by_edge: dict[str, pa.Schema],
+    edges: int,
+    seen: Mapping[int, pa.Schema] | None = None,
+) -> pa.Schema | None:
+    """The schema of what is exchanged to an aggregate or reduce, from what is pinned; None if nothing is.
+
+    For an operator of the library, that of the records of each side: a struct by the side's number. They may be
+    wider than what is pinned, where a field that was open has a value in what was `seen` now.
+    """
+    if node.kind in g.LIBRARY:
+        return _schemas_of_sides(node, schemas_by_edge, seen or {})
+    sent = "" if node.kind == g.WINDOW and not node.body.in_batches else "#partial"
+    found = [schemas_by_edge[e] for i in range(edges) if (e := f"{node.uid}<{i}{sent}") in schemas_by_edge]
     return schemas.unify(found, node.uid) if found else None
+
+
+def _schemas_of_sides(
+    node: g.Node, schemas_by_edge: dict[str, pa.Schema], seen: Mapping[int, pa.Schema]
+) -> pa.Schema:
+    fields = []
+    for side in sorted({i.side for i in node.inputs}):
+        edges = [f"{node.uid}<{n}" for n, i in enumerate(node.inputs) if i.side == side]
+        found = [schemas_by_edge[e] for e in edges if e in schemas_by_edge]
+        found += [seen[side]] if side in seen else []
+        if found:
+            whole = schemas.unify(found, node.uid)
+            kept = [f for f in whole if not f.name.startswith(KEY) and f.name != GROUP]
+            fields.append(pa.field(str(side), pa.struct(kept)))
+    return pa.schema(fields)

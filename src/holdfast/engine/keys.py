@@ -24,3 +24,10 @@ def keys_in(table: pa.Table, names: list[str]) -> list[Any]:
     """The keys of a table's rows as Python values."""
     columns = [column_values(table.column(n)) for n in names]
     return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+
+def public_names(key: g.Key, count: int) -> list[str]:
+    """What the columns of a key are called in results: as the user calls them, or `key` where it is a function."""
+    if key.columns:
+        return list(key.columns)
+    return ["key"] if count == 1 else [f"key{i}" for i in range(count)]

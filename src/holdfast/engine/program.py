@@ -6,14 +6,16 @@ A program is pickled once a run and kept by every worker under its digest.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
 from holdfast.data import schemas
+from holdfast.errors import SchemaError
 from holdfast.io.base import StagedFile
-from holdfast.log.records import PlannedRange
+from holdfast.log.records import AnswerFile, PlannedRange
 from holdfast.plan import graph as g
 from holdfast.plan.stages import Stage, Stages
 from holdfast.state.shard import Sealed
@@ -39,6 +41,8 @@ class Program:
     redact: bool
     checkpoint_url: str = ""
     storage: dict[str, str] = dataclasses.field(default_factory=dict)
+    answers: str = ""
+    """The folder with what calls of the outside world answered; all hosts see it."""
 
     def lane(self, stage: Stage | None) -> list[Stage]:
         """The keyed stages fed by a keyed stage, or by the source tasks (None), in order of partitions."""
@@ -129,6 +133,8 @@ class Header(msgspec.Struct, frozen=True):
     given: Marks = {}
     clocks: dict[str, int] = {}
     """Event time before this epoch, as in its plan."""
+    answers: dict[str, list[AnswerFile]] | None = None
+    """What calls answered when this epoch was run and committed; None: they are made."""
 
     @property
     def start(self) -> Clocks:
@@ -142,6 +148,21 @@ class SourceTask(msgspec.Struct, frozen=True):
     number: int
     header: bytes
     ranges: list[PlannedRange]
+
+
+WANTED = "wanted"
+"""In the facts of an error: edges whose schema would have helped, one a line."""
+
+
+class WantedError(SchemaError):
+    """A task lacks schemas that nobody knew before this epoch. Where others saw them in it, it is run again."""
+
+    def __init__(self, message: str, node: g.Node, edges: Sequence[str], remedy: str) -> None:
+        super().__init__(message, uid=node.uid, where=node.where, remedy=remedy)
+        self._edges = edges
+
+    def facts(self) -> dict[str, str | None]:
+        return {**super().facts(), "type": "SchemaError", WANTED: "\n".join(self._edges)}
 
 
 class Report(msgspec.Struct):
@@ -166,6 +187,9 @@ class Report(msgspec.Struct):
     late: dict[str, int] = {}
     wake_ms: int | None = None
     """When the next timer on processing time is due."""
+    answers: dict[str, list[AnswerFile]] = {}
+    answered: dict[str, list[str]] = {}
+    """Whose answers are in it: attempts by task, its own and those further up."""
     diverged: bool = False
     """A replay that led to something else than the first run, where that is only worth a warning."""
     lacking: bool = False
@@ -210,6 +234,9 @@ def declared_schemas(stages: Stages) -> dict[str, pa.Schema]:
         found = declared or _common(stages.graph, node)
         if found is not None:
             known[node.uid] = found
+    for node in stages.graph.of_kind(g.ASYNC_MAP):
+        if node.schema is not None:
+            known[node.uid] = node.schema
     return known
 
 
@@ -218,8 +245,8 @@ def output_schema(graph: g.Graph, node: int, tag: str) -> pa.Schema | None:
     from holdfast.io.base import DEAD_LETTER, DEAD_LETTER_SCHEMA
 
     made = graph.nodes[node]
-    if made.kind == g.SOURCE:
-        return DEAD_LETTER_SCHEMA if tag == DEAD_LETTER else made.schema
+    if tag == DEAD_LETTER and made.kind in (g.SOURCE, g.ASYNC_MAP):
+        return DEAD_LETTER_SCHEMA
     if tag != g.MAIN:
         return None
     if made.kind in (g.FILTER, g.EVENT_TIME):

@@ -14,7 +14,7 @@ import os
 import time
 import traceback
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,28 @@ import pyarrow as pa
 
 from holdfast.data.schemas import unify
 from holdfast.data.shown import hide_values
+from holdfast.engine.aggregate import partial_edge
+from holdfast.engine.asynchronous import Desk
 from holdfast.engine.batch import Batch, SchemaBook
 from holdfast.engine.chain import Chain, Shape
 from holdfast.engine.exchange import Control, DataHead, Inbox, by_key_group, control_blob, inboxes
 from holdfast.engine.keyed import Operator, Side, Work, operator_for, stored_schema
 from holdfast.engine.keys import key_names
-from holdfast.engine.program import Header, Program, Replayed, Report, SourceTask, read_schemas
+from holdfast.engine.program import (
+    Header,
+    Program,
+    Replayed,
+    Report,
+    SourceTask,
+    WantedError,
+    read_schemas,
+)
 from holdfast.engine.timing import split_name
 from holdfast.errors import DivergedError, EngineError, HoldfastError, PipelineError, SchemaError
 from holdfast.faults.points import reach
 from holdfast.functions import Context
 from holdfast.io.base import DEAD_LETTER, DEAD_LETTER_SCHEMA, Reading, Source, Target
+from holdfast.log.records import PlannedRange
 from holdfast.plan import graph as g
 from holdfast.plan.stages import Stage
 from holdfast.plan.times import Stamp, clocked_by, input_stamp
@@ -82,11 +93,12 @@ def run_source_task(program: Program, task: SourceTask, where: Where) -> list[Se
                 report.sinks.setdefault(uid, []).extend(files)
             for sink in chain.sinks.values():
                 report.records_out[sink.uid] = report.records_out.get(sink.uid, 0) + sink.rows
-        report.schemas = book.seen()
+            _note_calls(chain, report)
     except Exception as error:
         report.error = facts_of(error)
         for chain in chains.values():
             chain.abort()
+    report.schemas = book.seen()
     report.took_ms = (time.perf_counter() - started) * 1e3
     for chain in chains.values():
         merge(report.marks, chain.seen.marks)
@@ -125,30 +137,40 @@ def _read_ranges(
                 program.redact,
                 _targets(program, header),
                 header.clocks,
+                _desk(program, header, target, node),
             )
         chain = chains[planned.source]
         source: Source = node.body
-        chain.seen.split = split_name(node.uid, source.split_of(planned.piece))
+        chain.begin(split_name(node.uid, source.split_of(planned.piece)), planned.ordinal)
         reading = Reading(node.uid, source.on_bad_record)
         try:
-            for table in source.read(planned.piece, reading):
+            for table in _tables(node, planned, reading):
                 report.records_in += table.num_rows
                 chain.outputs[g.MAIN].push(Batch(table=table))
         except HoldfastError as error:
             raise error.at(node.uid, node.where) from None
-        except Exception as error:
-            raise EngineError(
-                f"The source can't read {planned.piece.split}: {type(error).__name__}: {error}",
-                uid=node.uid,
-                where=node.where,
-                detail=traceback.format_exc(limit=-3),
-            ) from None
         report.bad[node.uid] = report.bad.get(node.uid, 0) + reading.bad
         if reading.dead:
             chain.outputs[DEAD_LETTER].push(
                 Batch(table=pa.Table.from_pylist(reading.dead, DEAD_LETTER_SCHEMA))
             )
         chain.flush(planned.ordinal)
+
+
+def _tables(node: g.Node, planned: PlannedRange, reading: Reading) -> Iterator[pa.Table]:
+    """What a source reads. What goes wrong with it afterwards is no fault of the source."""
+    source: Source = node.body
+    try:
+        yield from source.read(planned.piece, reading)
+    except HoldfastError:
+        raise
+    except Exception as error:
+        raise EngineError(
+            f"The source can't read {planned.piece.split}: {type(error).__name__}: {error}",
+            uid=node.uid,
+            where=node.where,
+            detail=traceback.format_exc(limit=-3),
+        ) from None
 
 
 class Shards:
@@ -245,6 +267,7 @@ def _run_epoch(
         exchanges = []
     report.took_ms = (time.perf_counter() - started) * 1e3
     usable = not (report.error or report.lacking or report.skipped)
+    report.answered = {**inbox.answered, **report.answered}
     packed = (header, header_bytes)
     heard = merge(inbox.marks, report.marks)
     sent = _send(program, stage, f"{uid}-{shard:05d}", packed, exchanges, [report], inbox.reports, heard)
@@ -279,15 +302,22 @@ def _apply(
     before, after = _clock(program, node, header, inbox)
     report.clock = after
     tables, late = inbox.tables(), inbox.tables(late=True)
-    schema = stored_schema(node, pinned, len(node.inputs))
     sides = _sides(program, node, tables)
-    if len(sides) == 1 and sides[0].number == 0:
+    schema = stored_schema(node, pinned, len(node.inputs), {s.number: s.table.schema for s in sides})
+    if node.kind not in g.LIBRARY and len(sides) == 1 and sides[0].number == 0:
         # Wider than what is pinned, where a field that was open has a value now: then the epoch runs again.
         seen = sides[0].table.schema
         schema = seen if schema is None else unify([schema, seen], node.uid)
     again = header.replayed
     root = state_root(program, where, again is not None and shard in again.scratch.get(node.uid, []))
     state = shards.state(program, node.uid, shard, operator, schema, root)
+    if state is None and late:
+        raise WantedError(
+            "All its records are late, and what it keeps of one is not known yet.",
+            node,
+            [partial_edge(f"{node.uid}<{n}") for n in range(len(node.inputs))],
+            "Declare schema= on the operator before it.",
+        )
     if state is None:
         report.sealed = Sealed(EMPTY, 0, 0, 0, {}, 0)
         return None
@@ -304,17 +334,26 @@ def _apply(
     )
     shape = Shape(program.parallelism, program.key_groups)
     chain = Chain(
-        program.stages, stage, shape, book, target, program.redact, _targets(program, header), header.clocks
+        program.stages,
+        stage,
+        shape,
+        book,
+        target,
+        program.redact,
+        _targets(program, header),
+        header.clocks,
+        _desk(program, header, target, node),
     )
-    chain.seen.split = node.uid
+    chain.begin(node.uid, groups_owned.start)
     try:
         if sides or late or (operator.timed and state.key_types):
             report.records_in = sum(s.table.num_rows for s in sides)
-            state.key_types = _key_types(node, sides) or state.key_types
+            state.key_types = _wider(state.key_types, _key_types(node, sides), node.uid)
             context = Context(node.uid, header.epoch, header.now_ms, watermark=before)
             behind = by_key_group([t for _, t in late])[0] if late else None
             key = sides[0].key if sides else _key_of(node)
             work = Work(sides, key, state, context, chain.outputs, book, behind, before, after)
+            work.stamp = _stamp(program, node, 0) if node.kind == g.WINDOW else None
             operator.apply(work)
             report.late = {node.uid: work.late_records} if work.late_records else {}
             report.wake_ms = work.wake_ms
@@ -328,6 +367,7 @@ def _apply(
             _compare(again, header.epoch, node, shard, state, report)
         report.sinks = chain.close()
         report.records_out = {s.uid: s.rows for s in chain.sinks.values()}
+        _note_calls(chain, report)
         report.schemas = book.seen()
         report.reloads = state.reloads - reloads
         report.rss_bytes = psutil.Process().memory_info().rss
@@ -369,7 +409,10 @@ def _key_types(node: g.Node, sides: list[Side]) -> list[pa.DataType]:
     found = [[s.table.schema.field(n).type for n in key_names(s.key, s.table.schema)] for s in sides]
     for other in found[1:]:
         alike = len(other) == len(found[0]) and all(
-            a.equals(b) or (pa.types.is_integer(a) and pa.types.is_integer(b))
+            a.equals(b)
+            or (pa.types.is_integer(a) and pa.types.is_integer(b))
+            or pa.types.is_null(a)
+            or pa.types.is_null(b)
             for a, b in zip(found[0], other, strict=True)
         )
         if not alike:
@@ -379,7 +422,18 @@ def _key_types(node: g.Node, sides: list[Side]) -> list[pa.DataType]:
                 where=node.where,
                 remedy="Key both by columns of one type; cast one of them before.",
             )
-    return found[0] if found else []
+    types = [next((t for t in ts if not pa.types.is_null(t)), ts[0]) for ts in zip(*found, strict=True)]
+    if len({i.side for i in node.inputs}) > 1:  # one side may have wider integers than the other
+        return [pa.int64() if pa.types.is_integer(t) and not pa.types.is_uint64(t) else t for t in types]
+    return types
+
+
+def _wider(known: list[pa.DataType], found: list[pa.DataType], uid: str) -> list[pa.DataType]:
+    """Types that hold the keys in the state and those that come."""
+    if not known or not found or known == found:
+        return found or known
+    columns = [pa.schema({str(n): t for n, t in enumerate(types)}) for types in (known, found)]
+    return list(unify(columns, uid).types)
 
 
 def _stamp(program: Program, node: g.Node, side: int) -> Stamp | None:
@@ -420,6 +474,22 @@ def _targets(program: Program, header: Header) -> set[int] | None:
     if header.only is None:
         return None
     return {s.root for s in program.stages.keyed if header.only.get(program.uid(s))}
+
+
+def _desk(program: Program, header: Header, target: Target, root: g.Node) -> Desk:
+    """Where the calls of an attempt's chain are recorded, or were."""
+    strict = header.replayed is None or header.replayed.strict
+    return Desk(program.answers, header.epoch, target.attempt, root.uid, header.answers, strict)
+
+
+def _note_calls(chain: Chain, report: Report) -> None:
+    """Report what calls answered, and that what this task sends rests on this attempt's answers."""
+    for uid, file in chain.answers().items():
+        report.answers.setdefault(uid, []).append(file)
+        report.answered = {report.task: [report.attempt]}
+    for step in chain.calling.values():
+        if step.failed:
+            report.bad[step.uid] = report.bad.get(step.uid, 0) + step.failed
 
 
 def _digests(chain: Chain) -> dict[str, int]:
@@ -489,7 +559,15 @@ def _send(
     for partition, count in counts.items():
         carried = packed if partition == used[0] else []
         control = Control(
-            channel, count, failed, header[1], carried, header[0].epoch, header[0].barrier, marks or {}
+            channel,
+            count,
+            failed,
+            header[1],
+            carried,
+            header[0].epoch,
+            header[0].barrier,
+            marks or {},
+            reports[0].answered,
         )
         sent.append((partition, control_blob(control)))
     return sent

@@ -35,9 +35,8 @@ class Seen:
 class TimeStep:
     """An `event_time` operator: lets records pass, and notes the watermark they lead to."""
 
-    mutates = False
-
     def __init__(self, node: g.Node, out: Fan, untimed: Fan, seen: Seen, redact: bool) -> None:
+        self.mutates = out.mutates or untimed.mutates  # it passes the same dicts on
         self._node, self._out, self._untimed, self._seen, self._redact = node, out, untimed, seen, redact
         self._body: EventTime = node.body
 

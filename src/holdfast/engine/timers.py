@@ -28,18 +28,25 @@ SPECS = [
 
 
 class Timers:
-    """What one attempt does with timers. Those of the epochs before are in the state, in the order of their time."""
+    """What one attempt does with timers. Those of the epochs before are in the state, in the order of their time.
 
-    def __init__(self, state: ShardState) -> None:
+    `beside`: how many parts of a timer's key stand behind the operator's own, as the bounds of a window.
+    """
+
+    def __init__(self, state: ShardState, beside: int = 0) -> None:
         self._state = state
+        self._beside = beside
         self._changes: dict[str, dict[Any, bool]] = {EVENT: {}, CLOCK: {}}
-        self._firing: dict[Any, list[tuple[int, str]]] | None = None
+        self._firing: dict[Any, list[tuple[int, bytes, str, Any]]] | None = None
+        """By the operator's own key."""
         self._kind, self._upto = EVENT, 0
 
     def set(self, kind: str, key: Any, at_us: int, name: str) -> None:
         self._changes[kind][_full(key, at_us, name)] = True
-        if self._firing is not None and kind == self._kind and at_us <= self._upto:
-            heapq.heappush(self._firing.setdefault(key, []), (at_us, name))
+        # When the stream has ended, no more time passes: what sets itself anew would never come to an end.
+        passing = self._upto < MAX_TIME
+        if self._firing is not None and kind == self._kind and at_us <= self._upto and passing:
+            heapq.heappush(self._mine(key), (at_us, order_bytes(key), name, key))
 
     def delete(self, kind: str, key: Any, at_us: int, name: str) -> None:
         self._changes[kind][_full(key, at_us, name)] = False
@@ -51,7 +58,8 @@ class Timers:
         due += [full for full, alive in changes.items() if alive and full[-2] <= upto_us]
         self._kind, self._upto, self._firing = kind, upto_us, {}
         for full in due:
-            self._firing.setdefault(_key(full), []).append((full[-2], full[-1]))
+            key = _key(full)
+            self._mine(key).append((full[-2], order_bytes(key), full[-1], key))
         for timers in self._firing.values():
             heapq.heapify(timers)
 
@@ -60,20 +68,24 @@ class Timers:
         assert self._firing is not None
         found: list[tuple[int, bytes, Any, Timer]] = []
         changes = self._changes[self._kind]
-        for key in list(self._firing):
-            timers = self._firing[key]
+        for own in list(self._firing):
+            timers = self._firing[own]
             first: int | None = None
             while timers and (first is None or timers[0][0] == first):
-                at, name = heapq.heappop(timers)
+                at, order, name, key = heapq.heappop(timers)
                 full = _full(key, at, name)
                 if changes.get(full, True):
                     changes[full] = False
                     first = at
-                    found.append((at, order_bytes(key), key, Timer(at, name, self._kind)))
+                    found.append((at, order, key, Timer(at, name, self._kind)))
             if not timers:
-                del self._firing[key]
+                del self._firing[own]
         found.sort(key=lambda f: (f[0], f[1], f[3].name))
         return [(key, timer) for _, _, key, timer in found]
+
+    def _mine(self, key: Any) -> list[tuple[int, bytes, str, Any]]:
+        assert self._firing is not None
+        return self._firing.setdefault(key[: -self._beside] if self._beside else key, [])
 
     def end(self) -> None:
         self._firing = None

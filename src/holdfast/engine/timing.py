@@ -70,6 +70,8 @@ def _splits(
     reading: set[str] = set()
     for uid in one.sources:
         offer = offers[uid]
+        if offer.exhausted and not offer.ranges:
+            continue  # its records are read: nobody waits for more
         if offer.splits is None:
             there |= {s for s in known if s == uid or s.startswith(f"{uid}/")}
         else:

@@ -1,6 +1,6 @@
-"""Aggregates in windows, all keys at once: what is combined before the exchange, kept, and emitted at the watermark.
+"""Aggregates in windows, all keys at once: what a shard keeps of them, and emits at the watermark.
 
-    records of a range ── by key and window (or pane) ──> partial results ── exchange ──> joined with the state
+    partial results of ranges (`window_combiners`) ── exchange ──> joined with the state
     the event clock passes a window's end ──> its result; passes it by the allowed lateness ──> forgotten
 
 Three kinds keep their state differently, each in one table ordered by when an entry is due:
@@ -22,186 +22,43 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.data.rows import canonical
-from holdfast.engine.aggregate import Combiner, Parts, key_columns_of
+from holdfast.engine.aggregate import Parts, key_columns_of
 from holdfast.engine.batch import Batch
 from holdfast.engine.keyed import Operator, Work
-from holdfast.engine.keys import keys_in
-from holdfast.engine.timed import table_times
-from holdfast.errors import PipelineError, SchemaError
+from holdfast.engine.keys import keys_in, public_names
+from holdfast.engine.window_combiners import (
+    END,
+    PANE,
+    START,
+    Mask,
+    Times,
+    integers,
+    key_ids,
+    last_of_panes,
+    timestamps,
+)
 from holdfast.plan import graph as g
-from holdfast.plan.times import LATE, WINDOW_END, WINDOW_START, Stamp, WindowBody
-from holdfast.state.keygroups import check_key_type
+from holdfast.plan.times import LATE, WINDOW_END, WINDOW_START, WindowBody
 from holdfast.state.tables import TableSpec, ValueTable
 from holdfast.time.windows import Session, Sliding, Tumbling, late, merge_sessions
 
-Times = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
-
-PANE, START, END = "__pane", "__start", "__end"
-"""Columns of an exchange: the start of a record's window or pane; the bounds of a session."""
 STATE = "windows"
 _DUE, _FROM, _TO, _MORE = "window.due", "window.start", "window.end", "window.more"
 _SESSION = "__session"
 
 
-def combiner_for(
-    target: g.Node, key: g.Key, redact: bool, before: int, stamp: Stamp | None
-) -> Combiner | None:
-    """What an exchange does with records before it sends them to an operator whose event clock stands at `before`."""
-    if target.kind != g.WINDOW:
-        return Combiner.of(target, key, redact)
-    assert stamp is not None
-    kind = _SessionCombiner if isinstance(target.body.assigner, Session) else _PaneCombiner
-    return kind(target, key, redact, before, stamp)
-
-
 def window_operator(node: g.Node, redact: bool) -> Operator:
-    """The operator for a window over aggregates."""
+    """The operator for a window: in batches where that can be, record by record otherwise."""
+    if not node.body.in_batches:
+        from holdfast.engine.window_process import WindowProcess
+
+        return WindowProcess(node, redact)
     kinds: dict[type, type[_Windows]] = {
         Tumbling: _TumblingWindows,
         Sliding: _SlidingWindows,
         Session: _Sessions,
     }
-    made = kinds.get(type(node.body.assigner))
-    if made is None:
-        raise PipelineError(
-            f"{node.body.assigner!r} has no aggregates in batches.",
-            uid=node.uid,
-            where=node.where,
-            remedy="Use hf.tumbling, hf.sliding or hf.session.",
-        )
-    return made(node, redact)
-
-
-# Before the exchange
-
-
-class _WindowCombiner(Combiner):
-    """Records of a range as partial results of each key and window."""
-
-    columns: Sequence[str] = ()
-
-    def __init__(self, target: g.Node, key: g.Key, redact: bool, before: int, stamp: Stamp) -> None:
-        self._node, self._key, self._redact, self._before, self._stamp = target, key, redact, before, stamp
-        self._body: WindowBody = target.body
-        self._parts = Parts(target, self._body.columns)
-
-    def _keys(self, table: pa.Table) -> list[str]:
-        names = key_columns_of(self._key, table.schema)
-        for name in names:
-            if name not in table.schema.names:
-                raise SchemaError(f"There is no column {name!r} to key by; there are {table.schema.names}.")
-            check_key_type(table.schema.field(name).type)
-        return names
-
-    def _times(self, table: pa.Table) -> Times:
-        return table_times(table, self._stamp, self._node)
-
-    def _stamped(self, times: Times, table: pa.Table) -> pa.Array:
-        """Times as a column that knows the zone of the records' own."""
-        kind = table.schema.field(self._stamp.column).type
-        return _timestamps(times, kind.tz if pa.types.is_timestamp(kind) else None)
-
-    def partial(self, table: pa.Table) -> pa.Table:
-        return self._parts.partial(table, [*self._keys(table), *self.columns], self._redact)
-
-    def merged(self, table: pa.Table) -> pa.Table:
-        return self._parts.merged(table, [*self._keys(table), *self.columns], self._redact)
-
-
-class _PaneCombiner(_WindowCombiner):
-    """For tumbling and sliding windows."""
-
-    columns = (PANE,)
-
-    def sorted_out(self, table: pa.Table) -> tuple[pa.Table, pa.Table]:
-        times = self._times(table)
-        assigner = self._body.assigner
-        if isinstance(assigner, Tumbling):
-            panes = assigner.starts(times)
-            last, inside = assigner.ends(panes) - 1, None
-        else:
-            assert isinstance(assigner, Sliding)
-            panes = assigner.pane_starts(times)
-            last, inside = _last_of_panes(assigner, panes)
-        behind = late(last, self._before, self._body.lateness_us)
-        if inside is not None and not inside.all():
-            behind &= inside
-        table = table.append_column(PANE, self._stamped(panes, table))
-        if not behind.any() and (inside is None or inside.all()):
-            return table, table.slice(0, 0)
-        kept = ~behind if inside is None else inside & ~behind
-        return table.filter(pa.array(kept)), table.filter(pa.array(behind)).drop_columns([PANE])
-
-
-def _last_of_panes(assigner: Sliding, panes: Times) -> tuple[Times, Mask]:
-    """The last instant of the last window that each pane is in, and whether it is in any."""
-    unique, places = np.unique(panes, return_inverse=True)
-    windows = [assigner.windows_of_pane(int(p)) for p in unique]
-    found = np.array([w[-1] if w else 0 for w in windows], np.int64)
-    inside = np.array([bool(w) for w in windows], bool)
-    return (assigner.ends(found) - 1)[places], inside[places]
-
-
-class _SessionCombiner(_WindowCombiner):
-    """For sessions. Whether a record is too late depends on what is still open, so those that may be go as they are."""
-
-    columns = (START, END)
-
-    def sorted_out(self, table: pa.Table) -> tuple[pa.Table, pa.Table]:
-        times = self._times(table)
-        ends = times + _gap(self._body)
-        behind = late(ends - 1, self._before, self._body.lateness_us)
-        bounded = table.append_column(START, self._stamped(times, table))
-        bounded = bounded.append_column(END, self._stamped(ends, table))
-        if not behind.any():
-            return bounded, table.slice(0, 0)
-        return bounded.filter(pa.array(~behind)), bounded.filter(pa.array(behind))
-
-    def partial(self, table: pa.Table) -> pa.Table:
-        return super().partial(self._joined(table))
-
-    def merged(self, table: pa.Table) -> pa.Table:
-        return super().merged(self._joined(table))
-
-    def _joined(self, table: pa.Table) -> pa.Table:
-        """Rows with the bounds of the session that they make up together."""
-        names = self._keys(table)
-        merged = merge_sessions(_integers(table[START]), _integers(table[END]), _ids(table, names))
-        zone = table.schema.field(START).type.tz
-        for name, bounds in ((START, merged.starts), (END, merged.ends)):
-            place = table.schema.get_field_index(name)
-            table = table.set_column(place, name, _timestamps(bounds[merged.rows], zone))
-        return table
-
-
-def _gap(body: WindowBody) -> int:
-    assigner = body.assigner
-    assert isinstance(assigner, Session) and assigner.gap_us is not None
-    return assigner.gap_us
-
-
-def _timestamps(times: Times, zone: str | None) -> pa.Array:
-    return pa.array(times, pa.int64()).cast(pa.timestamp("us", zone))
-
-
-def _integers(column: pa.ChunkedArray | pa.Array) -> Times:
-    return np.asarray(column.cast(pa.int64()).to_numpy(), np.int64)
-
-
-def _ids(table: pa.Table, names: list[str]) -> Times:
-    """A number for each row that rows with the same key share."""
-    ids = np.zeros(table.num_rows, np.int64)
-    for name in names:
-        column = table[name].combine_chunks()
-        column = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
-        coded = column.dictionary_encode(null_encoding="encode")
-        codes = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        _, ids = np.unique(ids * (len(coded.dictionary) + 1) + codes, return_inverse=True)
-    return ids
-
-
-# After it
+    return kinds[type(node.body.assigner)](node, redact)
 
 
 class _Windows(Operator):
@@ -265,19 +122,14 @@ class _Windows(Operator):
         count = len(work.state.key_types)
         columns: dict[str, Any] = {}
         for place, (name, kind) in enumerate(
-            zip(self._key_names(work, count), work.state.key_types, strict=True)
+            zip(public_names(work.key, count), work.state.key_types, strict=True)
         ):
             columns[name] = pa.array([k[place] for k in keys], kind)
-        columns[WINDOW_START] = _timestamps(starts[order], self._zone)
-        columns[WINDOW_END] = _timestamps(ends[order], self._zone)
+        columns[WINDOW_START] = timestamps(starts[order], self._zone)
+        columns[WINDOW_END] = timestamps(ends[order], self._zone)
         made = self._parts.results([p.take(taken) for p in parts], self.redact)
         columns.update((name, canonical(c)) for name, c in made)
         work.outputs[g.MAIN].push(Batch(table=pa.table(columns)))
-
-    def _key_names(self, work: Work, count: int) -> list[str]:
-        if work.key.columns:
-            return list(work.key.columns)
-        return ["key"] if count == 1 else [f"key{i}" for i in range(count)]
 
     def _push_late(self, work: Work, table: pa.Table) -> None:
         hidden = [n for n in (*self.bounds, *_hidden_keys(work.key, table.schema)) if n in table.schema.names]
@@ -322,7 +174,7 @@ class _PaneWindows(_Windows):
         kept = self._kept(work)
         came: list[Any] = []
         if table is not None:
-            came = _extended(keys_in(table, names), _integers(table[PANE]).tolist())
+            came = _extended(keys_in(table, names), integers(table[PANE]).tolist())
         there = set(came)
         keys = came + [k for k in due if k not in there]
         known, old = self._find(work, keys)
@@ -375,7 +227,7 @@ class _SlidingWindows(_PaneWindows):
         keys, count, panes, values, _, _ = self._update(work, wanted)
         if not keys:
             return
-        last, _ = _last_of_panes(assigner, panes)
+        last, _ = last_of_panes(assigner, panes)
         due = last + self._body.lateness_us
         touched = np.arange(len(keys)) < count
         gone = due <= work.after
@@ -390,7 +242,7 @@ class _SlidingWindows(_PaneWindows):
         """Whether a record came for a window that has had its result."""
         if work.table is None or not self._body.lateness_us:
             return False
-        found = assigner.windows_of_pane(int(_integers(work.table[PANE]).min()))
+        found = assigner.windows_of_pane(int(integers(work.table[PANE]).min()))
         return bool(found) and int(assigner.ends(np.array(found[:1]))[0]) - 1 <= work.before
 
     def _fire(
@@ -472,9 +324,9 @@ class _SlidingWindows(_PaneWindows):
             }
         )
         merged = self._parts.merged(table, ["__id", PANE], self.redact)
-        starts = _integers(merged[PANE])
+        starts = integers(merged[PANE])
         names = list(whose)
-        owners = [names[i] for i in _integers(merged["__id"]).tolist()]
+        owners = [names[i] for i in integers(merged["__id"]).tolist()]
         groups = work.state.groups([(*o, 0) for o in owners], spec)
         parts = [canonical(_flat(merged[n])) for n in self._parts.names]
         self._emit(work, owners, starts, assigner.ends(starts), parts, groups)
@@ -499,9 +351,7 @@ class _Sessions(_Windows):
         sides: list[tuple[Times, Times, Times, list[pa.Array]]] = []
         if table is not None:
             came = number(_tuples(keys_in(table, names)))
-            sides.append(
-                (came, _integers(table[START]), _integers(table[END]), self._values(table, kept.spec))
-            )
+            sides.append((came, integers(table[START]), integers(table[END]), self._values(table, kept.spec)))
         behind_rows, behind_of = np.empty(0, np.int64), np.empty(0, np.int64)
         if work.behind is not None:
             mine, behind_of = self._maybe_late(work, number, kept.spec)
@@ -530,10 +380,10 @@ class _Sessions(_Windows):
         names = key_columns_of(work.key, table.schema)
         if not work.state.key_types:
             work.state.key_types = [table.schema.field(n).type for n in names]
-        merged = merge_sessions(_integers(table[START]), _integers(table[END]), _ids(table, names))
+        merged = merge_sessions(integers(table[START]), integers(table[END]), key_ids(table, names))
         rows = table.drop_columns(list(self.bounds)).append_column(_SESSION, pa.array(merged.rows))
         made = self._parts.partial(rows, [*names, _SESSION], self.redact)
-        which = _integers(made[_SESSION])
+        which = integers(made[_SESSION])
         ids = number(_tuples(keys_in(made, names)))
         place = np.empty(len(which), np.int64)
         place[which] = np.arange(len(which))
@@ -561,7 +411,7 @@ class _Sessions(_Windows):
             ids = [np.empty(0, np.int64)]
         joined = [pa.concat_arrays([c[i] for c in columns]) for i in range(len(columns[0]))]
         due, start, end = (np.asarray(joined[i].to_numpy(zero_copy_only=False), np.int64) for i in range(3))
-        had = due != end - 1 if self._body.lateness_us else np.zeros(len(due), bool)
+        had = due != end - 1  # one that had its result is kept for its lateness, whatever that is by now
         return (np.concatenate(ids), start, end, joined[4:], had), slots
 
     def _settle(
@@ -583,7 +433,7 @@ class _Sessions(_Windows):
         count = len(merged.starts)
         table = pa.table({_SESSION: merged.rows, **dict(zip(self._parts.names, values, strict=True))})
         made = self._parts.merged(table, [_SESSION], self.redact)
-        back = np.argsort(_integers(made[_SESSION]))
+        back = np.argsort(integers(made[_SESSION]))
         parts = [canonical(_flat(made[n]).take(pa.array(back))) for n in self._parts.names]
 
         def any_of(mask: Mask) -> Mask:

@@ -1,5 +1,7 @@
 """What an application left behind against the in-process runner fed with its plans, and against its sources.
 
+What calls of the outside world answered is read, as in a replay: the world may say something else by now.
+
 ::
 
     sinks    every row of every folder, as multisets: lost, doubled
@@ -88,6 +90,7 @@ def compare(load: Load, directory: Path, out: Path, scratch: Path) -> Verdict:
     expected = testing.run(
         into_folders(pipeline, scratch / "out"),
         plans=plans,
+        answers=directory,
         parallelism=identity.parallelism,
         backend=identity.backend,
         key_groups=identity.key_groups,

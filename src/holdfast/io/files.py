@@ -23,13 +23,20 @@ from holdfast.data.types import arrow_schema
 from holdfast.errors import DataError, PipelineError, SourceChangedError
 from holdfast.io import csvtext, drift, jsontext, lines, parquetfile
 from holdfast.io.base import Limit, Offer, Range, Reading, Source, check_policy
-from holdfast.io.listing import Folder, Found, Open, Taken, after, news
+from holdfast.io.listing import REMEMBERED, Folder, Found, Open, Taken, after, news
 from holdfast.io.place import local_path
 
 FILES_AN_EPOCH = 1_000
 _LEAST_ROWS = 4_096
 _LEAST_BYTES = 1 << 20
+_WHOLE = ""
+"""Files come and go: the folder as a whole is one split, with one watermark."""
 _LOG = logging.getLogger("holdfast.io.files")
+_TOO_LATE = (
+    "%s was added or changed, but is older than what late_window remembers: it is not read. "
+    "If it is new, touch it, and it is taken."
+)
+_AFTER_THE_END = "%s came after the end of its source, which does not watch for more: it is not read."
 
 
 def files(
@@ -40,6 +47,7 @@ def files(
     *,
     pattern: str | None = None,
     on_drift: str = "fail",
+    watch: bool = True,
     late_window: str | float = "1h",
     settle: str | float = "0s",
     retention: str | float | None = None,
@@ -78,6 +86,8 @@ def files(
             that can't be read at all is one bad record.
         pattern: only files whose name matches, as in a shell ("*.csv"); with a slash it must match the path below the folder.
         on_drift: "fail" or "ignore": what a column that the schema does not have is.
+        watch: whether to wait for more files. Without it the stream ends when no file is left, and event time with it, so
+            that every window is emitted. A file that comes after the end is not read, and a warning names it.
         late_window: how much older than the newest taken file a file may be and still be taken.
         settle: how long a file must have been left alone before it is taken.
         retention: how long after its modification somebody else deletes a file. A checkpoint is made before that, so
@@ -103,6 +113,7 @@ def files(
         on_bad_record=check_policy(on_bad_record),
         pattern=pattern,
         on_drift=drift.check_choice(on_drift),
+        watch=watch,
         late_window_s=parse_duration_s(late_window),
         settle_s=parse_duration_s(settle),
         retention_s=None if retention is None else parse_duration_s(retention),
@@ -161,6 +172,7 @@ class FilesSource(Source):
         on_bad_record: str,
         pattern: str | None,
         on_drift: str,
+        watch: bool,
         late_window_s: float,
         settle_s: float,
         retention_s: float | None = None,
@@ -171,6 +183,7 @@ class FilesSource(Source):
         self._format = format
         self._schema = schema
         self._on_drift = on_drift
+        self._watch = watch
         self._window_ns = int(late_window_s * 1e9)
         self._settle_ns = int(settle_s * 1e9)
         one_file = os.path.isfile(self.path)
@@ -179,16 +192,17 @@ class FilesSource(Source):
         self._pattern = pattern
         self._folder = Folder(self._root, pattern, self._only)
         self._measures: dict[tuple[str, int, int], Measure] = {}
+        self._told: set[tuple[str, int]] = set()
         self._records_a_byte = 0.01
         if schema is not None:
             format.check_schema(schema)
 
     def __getstate__(self) -> dict[str, Any]:
         folder = Folder(self._root, self._pattern, self._only)
-        return {**self.__dict__, "_folder": folder, "_measures": {}}
+        return {**self.__dict__, "_folder": folder, "_measures": {}, "_told": set()}
 
     def split_of(self, piece: Range) -> str:
-        return ""  # files come and go: the folder as a whole has one watermark
+        return _WHOLE
 
     def expires_ms(self, piece: Range) -> int | None:
         if self._retention_ms is None:
@@ -230,7 +244,10 @@ class FilesSource(Source):
         found = self._folder.look()
         seen = news(found, taken)
         self._complain(seen.changed, taken)
-        self._warn(seen.too_late)
+        self._warn(seen.too_late, _TOO_LATE)
+        if taken.ended and not self._watch:
+            self._warn(seen.waiting, _AFTER_THE_END)
+            return Offer([], position, exhausted=True, splits=[_WHOLE])
         newest = max((f.ctime_ns for f in found), default=0)
         taken = msgspec.structs.replace(
             taken,
@@ -239,8 +256,9 @@ class FilesSource(Source):
         )
         chosen = self._choose(seen.waiting, taken, limit)
         left = min([*chosen.rest, *chosen.unsettled], key=lambda f: f.key, default=None)
+        ends = not self._watch and left is None and chosen.part is None
         taken = after(
-            taken,
+            msgspec.structs.replace(taken, ended=ends),
             chosen.done,
             left,
             part=chosen.part,
@@ -251,6 +269,8 @@ class FilesSource(Source):
             ranges=_ranges(chosen.spans, limit.tasks),
             position=msgspec.json.decode(msgspec.json.encode(taken)),
             backlog=self._backlog(chosen.rest, chosen.part),
+            exhausted=ends,
+            splits=[_WHOLE],
         )
 
     def _choose(self, waiting: list[Found], taken: Taken, limit: Limit) -> _Chosen:
@@ -326,13 +346,14 @@ class FilesSource(Source):
             place = os.path.join(self._root, file.path)
             _check_unchanged(place, size, mtime_ns, (file.size, file.mtime_ns))
 
-    def _warn(self, too_late: list[Found]) -> None:
-        for file in too_late:
-            _LOG.warning(
-                "%s was added or changed, but is older than what late_window remembers: it is not read. "
-                "If it is new, touch it, and it is taken.",
-                os.path.join(self._root, file.path),
-            )
+    def _warn(self, unread: list[Found], why: str) -> None:
+        """Tell of each file once, however often the folder is looked at before the next epoch."""
+        for file in unread:
+            if (file.path, file.mtime_ns) not in self._told:
+                if len(self._told) >= REMEMBERED:
+                    self._told.clear()
+                self._told.add((file.path, file.mtime_ns))
+                _LOG.warning(why, os.path.join(self._root, file.path))
 
     def read(self, piece: Range, reading: Reading) -> Iterator[pa.Table]:
         place = os.path.join(self._root, piece.info["path"])

@@ -78,6 +78,8 @@ class Taken(msgspec.Struct, frozen=True):
     open: Open | None = None
     newest_ctime_ns: int = 0
     ignored: int = 0
+    ended: bool = False
+    """Whether no file was left, for a source that ends there."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -92,6 +92,26 @@ class ShardCommit(msgspec.Struct, frozen=True):
     """A digest of what it sent to later stages, by edge; that of its changes to state is in `sealed`."""
 
 
+class AnswerPart(msgspec.Struct, frozen=True, array_like=True):
+    """The answers to one range's records, or to one shard's: where they stand in their file."""
+
+    upstream: int
+    """The ordinal of the range, or the first key group of the shard."""
+    offset: int
+    size_bytes: int
+    crc32: int
+    records: int
+
+
+class AnswerFile(msgspec.Struct, frozen=True):
+    """What the calls of one operator answered in one attempt of one stage."""
+
+    path: str
+    root: str
+    """The uid of the source or keyed operator that the stage starts at."""
+    parts: list[AnswerPart]
+
+
 class Commit(msgspec.Struct, frozen=True):
     """The decision on epoch t: which attempts won, and what they wrote."""
 
@@ -116,5 +136,7 @@ class Commit(msgspec.Struct, frozen=True):
     """Records that came too late, by uid of the operator."""
     wake_ms: int | None = None
     """When the next timer on processing time is due."""
+    answers: dict[str, list[AnswerFile]] = {}
+    """What calls of the outside world answered, by uid of the operator, in the order of tasks."""
     replan: int = 0
     format: int = FORMAT

@@ -19,6 +19,8 @@ from typing import Any
 from holdfast.functions import Aggregate, Column
 from holdfast.plan import graph as g
 from holdfast.plan.stages import Exchange, Stage, Stages, takers
+from holdfast.plan.times import WindowBody
+from holdfast.time.triggers import event_time
 
 _CARD_H, _ROW_GAP, _COLUMN_GAP, _TURN = 58.0, 20.0, 40.0, 30.0
 _PAD, _HEADER_H, _BOX_GAP, _LANE_H = 18.0, 38.0, 34.0, 24.0
@@ -57,10 +59,19 @@ def detail_of(node: g.Node) -> str:
     if node.kind == g.EVENT_TIME:
         return f"{node.body.column}, {node.body.watermarks.describe()}"
     if node.kind == g.WINDOW:
-        made = ", ".join(f"{name}={_name_of(a)}" for name, a in node.body.columns.items())
-        return f"{node.body.assigner.describe()}: {made}"
+        return _window_detail(node.body)
+    if node.kind in (*g.LIBRARY, g.ASYNC_MAP):
+        return str(node.body.describe())
     name = _name_of(node.body)
     return "" if name == title_of(node) else name
+
+
+def _window_detail(body: WindowBody) -> str:
+    made = ", ".join(f"{name}={_name_of(a)}" for name, a in body.columns.items())
+    if body.function is not None:
+        made = f"{body.kind} {_name_of(body.function)}"
+    trigger = "" if body.trigger == event_time() else f", {body.trigger!r}"
+    return f"{body.assigner.describe()}{trigger}: {made}"
 
 
 def _name_of(body: Any) -> str:

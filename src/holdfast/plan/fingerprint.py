@@ -7,6 +7,7 @@ makes a checkpoint before the new code runs, so that no replay crosses it.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import types
 from typing import Any
@@ -53,6 +54,10 @@ def _feed(digest: Any, thing: Any, depth: int) -> None:
         for key in sorted(thing, key=repr):
             digest.update(repr(key).encode())
             _feed(digest, thing[key], depth + 1)
+    elif dataclasses.is_dataclass(thing):
+        _feed(digest, type(thing), depth + 1)
+        for field in dataclasses.fields(thing):
+            _feed(digest, getattr(thing, field.name, None), depth + 1)  # one may be set later
     elif isinstance(thing, (staticmethod, classmethod)):
         _feed(digest, thing.__func__, depth + 1)
     else:

@@ -32,7 +32,11 @@ SOURCE, MAP, FILTER, FLAT_MAP, MAP_BATCHES, UNION, EVENT_TIME, PROCESS, AGGREGAT
     "window",
     "sink",
 )
-KEYED = (PROCESS, AGGREGATE, REDUCE, WINDOW)
+ASYNC_MAP = "async_map"
+JOIN, DEDUPLICATE, TOP, PATTERN = "join", "deduplicate", "top", "pattern"
+LIBRARY = (JOIN, DEDUPLICATE, TOP, PATTERN)
+"""Operators of the library: they take records as they are, and keep them as they are."""
+KEYED = (PROCESS, AGGREGATE, REDUCE, WINDOW, *LIBRARY)
 NEEDS_UID = (SOURCE, SINK, *KEYED)
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
@@ -130,11 +134,11 @@ def check(graph: Graph) -> None:
         raise PipelineError(
             f"The pipeline {graph.name!r} writes nothing.", remedy="End a stream with .write(uid, sink)."
         )
-    for node in graph.of_kind(SOURCE):
-        wants = getattr(node.body, "on_bad_record", "fail") == "dead_letter"
-        if wants and not graph.consumers(node.id, "dead_letter"):
+    for node in graph.of_kind(SOURCE, ASYNC_MAP):
+        if "dead_letter" in node.tags and not graph.consumers(node.id, "dead_letter"):
             raise PipelineError(
-                "Bad records are to go to the dead letters, but nobody takes them.",
+                f"{'Bad records' if node.kind == SOURCE else 'Records without an answer'} "
+                "are to go to the dead letters, but nobody takes them.",
                 uid=node.uid,
                 where=node.where,
                 remedy='Connect them: stream.side("dead_letter").write(uid, sink).',

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 from holdfast.errors import PipelineError
 from holdfast.functions import Aggregate, Column
 from holdfast.plan import graph as g
+from holdfast.plan.bodies import AsOfBody
 from holdfast.plan.stages import Stages
 from holdfast.time import windows
+from holdfast.time.triggers import Trigger, event_time
 from holdfast.time.watermarks import EventTime
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
@@ -22,6 +25,8 @@ UNTIMED = "untimed"
 """The side output of an `event_time` operator with the records that have no time."""
 LATE = "late"
 """The side output of a window with the records that came too late."""
+LATE_RIGHT = "late_right"
+"""That of a join with those of its right side."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +40,35 @@ class Stamp:
 
 @dataclasses.dataclass(frozen=True)
 class WindowBody:
-    """What a window over aggregates is: which windows, which aggregates, and how long they are kept for late records."""
+    """What a window is: which windows, what is made of their records, how long they are kept for late ones, when they fire."""
 
     assigner: windows.Assigner
     columns: dict[str, Column | Aggregate]
+    """The aggregates; none where a function makes the results."""
     lateness_us: int = 0
+    trigger: Trigger = dataclasses.field(default_factory=event_time)
+    kind: str = g.AGGREGATE
+    """`aggregate`, `reduce` or `process`."""
+    function: Any = None
+    """What `reduce` folds with, or a `WindowFunction`."""
+
+    @property
+    def in_batches(self) -> bool:
+        """Whether it is computed in batches, all keys at once; otherwise records are taken one by one."""
+        assigner = self.assigner
+        known = type(assigner) in (windows.Tumbling, windows.Sliding) or (
+            type(assigner) is windows.Session and not assigner.dynamic
+        )
+        return known and self.kind == g.AGGREGATE and self.trigger == event_time()
+
+    def facts(self) -> dict[str, Any]:
+        """What must not change under stored state, beside aggregates and key."""
+        facts: dict[str, Any] = {"window": self.assigner.facts()}
+        if isinstance(self.assigner, windows.Sliding):
+            facts["allowed_lateness_us"] = self.lateness_us  # panes are kept by when they are due
+        if not self.in_batches:
+            facts |= {"makes": self.kind, "trigger": self.trigger.kind, "merging": self.assigner.merging}
+        return facts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,18 +117,18 @@ def _above(graph: g.Graph, node: g.Node) -> Iterator[g.Node]:
 def clocked_by(graph: g.Graph, node: g.Node) -> list[str]:
     """The assigners whose watermarks move an operator's event clock; none: it has no event time."""
     found: set[str] = set()
-    for edge in node.inputs:
-        found |= _assigners_of(graph, graph.nodes[edge.node])
+    seen: set[int] = set()
+    left = [edge.node for edge in node.inputs]
+    while left:
+        above = graph.nodes[left.pop()]
+        if above.id in seen:
+            continue
+        seen.add(above.id)
+        if above.kind == g.EVENT_TIME:
+            found.add(above.uid)
+        else:
+            left += [edge.node for edge in above.inputs]
     return sorted(found)
-
-
-def _assigners_of(graph: g.Graph, node: g.Node) -> set[str]:
-    if node.kind == g.EVENT_TIME:
-        return {node.uid}
-    found: set[str] = set()
-    for edge in node.inputs:
-        found |= _assigners_of(graph, graph.nodes[edge.node])
-    return found
 
 
 def stamp_of(graph: g.Graph, node: g.Node, tag: str = g.MAIN) -> Stamp | None:
@@ -107,10 +136,28 @@ def stamp_of(graph: g.Graph, node: g.Node, tag: str = g.MAIN) -> Stamp | None:
     if node.kind == g.EVENT_TIME:
         return Stamp(node.body.column, node.body.unit)
     if node.kind == g.WINDOW and tag == g.MAIN:
-        return Stamp(WINDOW_END, shift_us=-1)
+        return None if isinstance(node.body.assigner, windows.Global) else Stamp(WINDOW_END, shift_us=-1)
+    if node.kind in g.LIBRARY:
+        return _library_stamp(graph, node, tag)
     if node.kind in (g.SOURCE, g.AGGREGATE) or not node.inputs:
         return None
     return input_stamp(graph, node)
+
+
+def _library_stamp(graph: g.Graph, node: g.Node, tag: str) -> Stamp | None:
+    """Results have a time where none of them can be late behind it: that of a window, or of what the clock has just passed."""
+    if tag in (LATE, LATE_RIGHT) or node.kind == g.DEDUPLICATE or isinstance(node.body, AsOfBody):
+        return input_stamp(graph, node, 1 if tag == LATE_RIGHT else 0)
+    if tag != g.MAIN:
+        return None
+    return Stamp(WINDOW_END, shift_us=-1) if getattr(node.body, "assigner", None) is not None else None
+
+
+def needs_time(node: g.Node) -> bool:
+    """Whether an operator of the library can do nothing without event time."""
+    if node.kind == g.DEDUPLICATE:
+        return node.body.within_us is not None
+    return node.kind != g.TOP or node.body.assigner is not None
 
 
 def input_stamp(graph: g.Graph, node: g.Node, side: int = 0) -> Stamp | None:

@@ -256,6 +256,7 @@ class Recovery:
             stamps=starting,
             schemas=commit.schemas,
             clocks=self._plan(epoch).clocks,
+            answers=commit.answers,
             attempt="p",
             only=need.only,
             replayed=Replayed(

@@ -43,7 +43,7 @@ def python_type(kind: pa.DataType) -> Any:
         return dict[python_type(kind.key_type), _nullable(kind.item_type)]  # type: ignore[misc]
     if t.is_struct(kind):
         fields = [kind.field(i) for i in range(kind.num_fields)]
-        return TypedDict("Struct", {f.name: _nullable(f.type) for f in fields})  # type: ignore[operator]
+        return TypedDict("Struct", {f.name: _nullable(f.type) for f in fields}, total=False)  # type: ignore[operator]
     return Any
 
 
@@ -54,9 +54,20 @@ def _nullable(kind: pa.DataType) -> Any:
 
 def decoder(spec: TableSpec) -> Callable[[bytes], Any]:
     """Bytes of a state's value back to the value."""
+    if spec.named:
+        decode, names = _decoder(spec.value_type), [f.name for f in spec.value_type]
+        return lambda data: tuple(map(decode(data).get, names))
     if spec.tuples:
         return _tuple_decoder([spec.value_type.field(i).type for i in range(spec.value_type.num_fields)])
     return _decoder(spec.value_type)
+
+
+def encoder(spec: TableSpec) -> Callable[[Any], bytes]:
+    """A state's value to bytes."""
+    if not spec.named:
+        return encode
+    names = [f.name for f in spec.value_type]
+    return lambda value: encode(dict(zip(names, value, strict=True)))
 
 
 def _tuple_decoder(types: Sequence[pa.DataType]) -> Callable[[bytes], Any]:

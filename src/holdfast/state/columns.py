@@ -17,7 +17,15 @@ import pyarrow.compute as pc
 
 from holdfast.data.rows import canonical, column_values
 from holdfast.state.due import EARLIEST, DueIndex
-from holdfast.state.tables import TableSpec, ValueTable, delta_rows, key_columns, keys_of, order_bytes
+from holdfast.state.tables import (
+    TableSpec,
+    ValueTable,
+    delta_rows,
+    key_columns,
+    keys_of,
+    order_bytes,
+    parts_of,
+)
 
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -30,9 +38,10 @@ class Column:
 
     def __init__(self, kind: pa.DataType) -> None:
         self._kind = kind
-        self._plain = bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+        self._stored = pa.int64() if pa.types.is_timestamp(kind) else kind
+        self._plain = bool(pa.types.is_integer(self._stored) or pa.types.is_floating(kind))
         self._values: npt.NDArray[Any] = np.zeros(
-            _FIRST_CAPACITY, kind.to_pandas_dtype() if self._plain else object
+            _FIRST_CAPACITY, self._stored.to_pandas_dtype() if self._plain else object
         )
         self._valid = np.zeros(_FIRST_CAPACITY, bool)
 
@@ -48,23 +57,20 @@ class Column:
         valid = self._valid[rows] & (rows >= 0)
         values = self._values[rows]
         if self._plain:
-            return pa.array(values, type=self._kind, mask=None if valid.all() else ~valid)
-        return pa.array([v if ok else None for v, ok in zip(values, valid, strict=True)], type=self._kind)
+            return pa.array(values, type=self._stored, mask=None if valid.all() else ~valid).view(self._kind)
+        if not valid.all():
+            values[~valid] = None
+        return pa.array(values.tolist(), type=self._kind)
 
     def put(self, rows: Rows, array: pa.Array) -> None:
         """Write some rows."""
+        whole = array.null_count == 0
+        self._valid[rows] = True if whole else array.is_valid().to_numpy(zero_copy_only=False)
         if self._plain:
-            self._valid[rows] = (
-                True if array.null_count == 0 else array.is_valid().to_numpy(zero_copy_only=False)
-            )
-            full = array if array.null_count == 0 else array.fill_null(0)
-            self._values[rows] = full.to_numpy(zero_copy_only=False)
+            array = array.view(self._stored)
+            self._values[rows] = (array if whole else array.fill_null(0)).to_numpy(zero_copy_only=False)
         else:
-            values = column_values(array)
-            self._valid[rows] = [v is not None for v in values]
-            made = np.empty(len(values), object)
-            made[:] = values
-            self._values[rows] = made
+            self._values[rows] = np.fromiter(column_values(array), object, count=len(array))
 
     def clear(self, rows: Rows) -> None:
         """Let some rows go, and the objects in them."""
@@ -86,6 +92,8 @@ class HeapColumns(ValueTable):
         self._names: npt.NDArray[Any] = np.empty(0, object)
         """Where entries have due times: the key of each row."""
         self._due = None if spec.due is None else DueIndex()
+        self._owned: dict[Any, dict[Any, None]] = {}
+        """Where entries have owners: the keys of each."""
         self._staged: tuple[list[Any], Rows, list[pa.Array], Mask | None] | None = None
         self._found: tuple[list[Any], Rows] | None = None
 
@@ -138,9 +146,8 @@ class HeapColumns(ValueTable):
         live = rows["live"].to_numpy()
         value = rows["value"].combine_chunks()
         value = pa.concat_arrays(value.chunks) if isinstance(value, pa.ChunkedArray) else value
-        columns = [c.cast(k._kind) for c, k in zip(value.flatten(), self._columns, strict=True)]
         self._due = None
-        self._write(keys, self._rows_of(keys), columns, None if live.all() else ~live)
+        self._write(keys, self._rows_of(keys), parts_of(value, self.spec), None if live.all() else ~live)
 
     def loaded(self) -> None:
         """Index the due times of all that was loaded."""
@@ -174,6 +181,8 @@ class HeapColumns(ValueTable):
     def _forget(self, keys: list[Any]) -> None:
         rows = np.fromiter(map(self._index.pop, keys), np.int64, count=len(keys))
         self._free.append(rows)
+        if self.spec.owned:
+            self._disown(keys)
         for column in self._columns:
             column.clear(rows)
         if self.spec.due is not None:
@@ -196,11 +205,24 @@ class HeapColumns(ValueTable):
 
     def _name(self, keys: list[Any], rows: Rows) -> None:
         self._index.update(zip(keys, rows.tolist(), strict=True))
+        if self.spec.owned:
+            for key in keys:
+                self._owned.setdefault(key[:-1], {})[key] = None
         if self.spec.due is not None:
             if self._rows > len(self._names):
                 room = max(self._rows, 2 * len(self._names)) - len(self._names)
                 self._names = np.concatenate([self._names, np.empty(room, object)])
             self._names[rows] = np.fromiter(keys, object, count=len(keys))
+
+    def _disown(self, keys: list[Any]) -> None:
+        for key in keys:
+            mine = self._owned[key[:-1]]
+            del mine[key]
+            if not mine:
+                del self._owned[key[:-1]]
+
+    def under(self, owners: list[Any], groups: npt.NDArray[np.uint16]) -> list[Any]:
+        return [key for owner in owners for key in self._owned.get(owner, ())]
 
     def next_due(self, since: int = EARLIEST) -> int | None:
         assert self._due is not None, f"{self.spec.name} has no due times"

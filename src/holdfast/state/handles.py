@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from holdfast.data.rows import copy_value
+from holdfast.data.rows import copier
 from holdfast.data.types import is_immutable
 from holdfast.state.descriptors import State, ValueState
 from holdfast.state.tables import GONE, MISSING, EntryTable, Table, TableSpec, ValueTable
@@ -43,80 +43,101 @@ class PlainValue:
         self.gone = True
 
 
+class Hand:
+    """The key of the record at hand, for all handles that look their state up only when they are asked."""
+
+    __slots__ = ("key", "touched")
+
+    def __init__(self) -> None:
+        self.key: Any = None
+        self.touched: list[NestedValue] = []
+        """Those that may have to store something when the record is through."""
+
+    def flush(self) -> None:
+        """A record is through that touched some."""
+        for one in self.touched:
+            one.flush()
+        self.touched.clear()
+
+
 class NestedValue:
     """A value with lists or dicts in it, or with a TTL: copied when it is first looked at.
 
     It is stored if it came out different; with a TTL also if the same was assigned again, which renews it.
     """
 
-    __slots__ = ("_assigned", "_key", "_loaded", "_table", "_value")
+    __slots__ = ("_assigned", "_cleared", "_copy", "_hand", "_loaded", "_table", "_value")
 
-    def __init__(self, table: ValueTable) -> None:
+    def __init__(self, table: ValueTable, hand: Hand) -> None:
         self._table = table
-        self._loaded = self._assigned = False
-
-    def bind(self, key: Any) -> None:
-        self._key = key
-        self._loaded = self._assigned = False
+        self._hand = hand
+        self._copy = copier(table.spec.value_type)
+        self._value: Any = None
+        self._loaded = self._assigned = self._cleared = False
 
     @property
     def value(self) -> Any:
         if not self._loaded:
-            stored = self._table.get(self._key)
-            self._value = copy_value(self._table.spec.default if stored is MISSING else stored)
-            self._loaded = True
+            stored = self._table.get(self._hand.key)
+            self._hold(self._copy(self._table.spec.default if stored is MISSING else stored))
+        elif self._value is GONE:
+            self._value, self._cleared = self._copy(self._table.spec.default), True
         return self._value
 
     @value.setter
     def value(self, value: Any) -> None:
-        self._value = value
-        self._loaded = self._assigned = True
+        self._hold(value)
+        self._assigned = True
 
     def clear(self) -> None:
         """Forget the key's value."""
-        self._value = GONE
-        self._loaded = True
+        self._hold(GONE)
+        self._assigned = False
+
+    def _hold(self, value: Any) -> None:
+        self._value = value
+        if not self._loaded:
+            self._loaded = True
+            self._hand.touched.append(self)
 
     def flush(self) -> None:
-        if not self._loaded:
-            return
-        stored = self._table.get(self._key)
-        if self._value is GONE:
+        key, value, table = self._hand.key, self._value, self._table
+        renewed = self._assigned and table.spec.ttl_ms is not None
+        unset = self._cleared and not self._assigned and value == table.spec.default
+        forgotten = value is GONE or unset
+        self._loaded = self._assigned = self._cleared = False
+        stored = table.get(key)
+        if forgotten:
             if stored is not MISSING:
-                self._table.changes[self._key] = GONE
-        elif self._assigned and self._table.spec.ttl_ms is not None:
-            self._table.changes[self._key] = copy_value(self._value)
-        elif stored is MISSING and self._value == self._table.spec.default:
+                table.changes[key] = GONE
+        elif renewed:
+            table.changes[key] = self._copy(value)
+        elif stored is MISSING and value == table.spec.default:
             return
-        elif stored is MISSING or stored != self._value:
-            self._table.changes[self._key] = copy_value(self._value)
+        elif stored is MISSING or stored != value:
+            table.changes[key] = self._copy(value)
 
 
 class Entries:
-    """What maps and lists have in common: the key they are bound to."""
+    """What maps and lists have in common."""
 
-    __slots__ = ("_key", "_table")
+    __slots__ = ("_copy", "_hand", "_table")
 
-    def __init__(self, table: EntryTable) -> None:
+    def __init__(self, table: EntryTable, hand: Hand) -> None:
         self._table = table
-        self._key: Any = None
-
-    def bind(self, key: Any) -> None:
-        self._key = key
-
-    def flush(self) -> None:
-        return
+        self._hand = hand
+        self._copy = copier(table.spec.value_type)
 
     def clear(self) -> None:
         """Forget everything under this key."""
-        if self._table.entries(self._key):
-            self._table.clear(self._key)
+        if self._table.has_any(self._hand.key):
+            self._table.clear(self._hand.key)
 
     def __len__(self) -> int:
-        return len(self._table.entries(self._key))
+        return len(self._table.entries(self._hand.key))
 
     def __bool__(self) -> bool:
-        return len(self) > 0
+        return self._table.has_any(self._hand.key)
 
 
 class MapEntries(Entries):
@@ -125,44 +146,44 @@ class MapEntries(Entries):
     __slots__ = ()
 
     def __getitem__(self, sub: Any) -> Any:
-        value = self._table.get(self._key, sub)
+        value = self._table.get(self._hand.key, sub)
         if value is MISSING:
             raise KeyError(sub)
-        return copy_value(value)
+        return self._copy(value)
 
     def __setitem__(self, sub: Any, value: Any) -> None:
-        self._table.put(self._key, sub, copy_value(value))
+        self._table.put(self._hand.key, sub, self._copy(value))
 
     def __delitem__(self, sub: Any) -> None:
-        if self._table.get(self._key, sub) is MISSING:
+        if self._table.get(self._hand.key, sub) is MISSING:
             raise KeyError(sub)
-        self._table.put(self._key, sub, GONE)
+        self._table.put(self._hand.key, sub, GONE)
 
     def __contains__(self, sub: Any) -> bool:
-        return self._table.get(self._key, sub) is not MISSING
+        return self._table.get(self._hand.key, sub) is not MISSING
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([s for s, _ in self._table.entries(self._key)])
+        return iter([s for s, _ in self._table.entries(self._hand.key)])
 
     def get(self, sub: Any, default: Any = None) -> Any:
-        value = self._table.get(self._key, sub)
-        return default if value is MISSING else copy_value(value)
+        value = self._table.get(self._hand.key, sub)
+        return default if value is MISSING else self._copy(value)
 
     def pop(self, sub: Any, default: Any = None) -> Any:
-        value = self._table.get(self._key, sub)
+        value = self._table.get(self._hand.key, sub)
         if value is MISSING:
             return default
-        self._table.put(self._key, sub, GONE)
-        return value
+        self._table.put(self._hand.key, sub, GONE)
+        return self._copy(value)
 
     def items(self) -> Iterator[tuple[Any, Any]]:
-        return iter([(s, copy_value(v)) for s, v in self._table.entries(self._key)])
+        return iter([(s, self._copy(v)) for s, v in self._table.entries(self._hand.key)])
 
     def keys(self) -> Iterator[Any]:
         return iter(self)
 
     def values(self) -> Iterator[Any]:
-        return iter([copy_value(v) for _, v in self._table.entries(self._key)])
+        return iter([self._copy(v) for _, v in self._table.entries(self._hand.key)])
 
 
 class ListEntries(Entries):
@@ -171,15 +192,13 @@ class ListEntries(Entries):
     __slots__ = ()
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([copy_value(v) for _, v in self._table.entries(self._key)])
+        return iter([self._copy(v) for _, v in self._table.entries(self._hand.key)])
 
     def add(self, value: Any) -> None:
-        self._table.put(self._key, self._next(), copy_value(value))
+        self._table.append(self._hand.key, (self._copy(value),))
 
     def extend(self, values: Iterable[Any]) -> None:
-        place = self._next()
-        for offset, value in enumerate(values):
-            self._table.put(self._key, place + offset, copy_value(value))
+        self._table.append(self._hand.key, map(self._copy, values))
 
     def update(self, values: Iterable[Any]) -> None:
         """Replace the whole list."""
@@ -187,18 +206,14 @@ class ListEntries(Entries):
         self.clear()
         self.extend(values)
 
-    def _next(self) -> int:
-        entries = self._table.entries(self._key)
-        return int(entries[-1][0]) + 1 if entries else 0
-
 
 Handle = PlainValue | NestedValue | MapEntries | ListEntries
 
 
-def handle_for(state: State, table: Table) -> Handle:
+def handle_for(state: State, table: Table, hand: Hand) -> Handle:
     """The handle for a declared state over its table."""
     if isinstance(table, ValueTable):
         assert isinstance(state, ValueState)
         plain = is_immutable(state.value_type) and state.ttl_s is None
-        return PlainValue(table) if plain else NestedValue(table)
-    return MapEntries(table) if state.kind == "map" else ListEntries(table)
+        return PlainValue(table) if plain else NestedValue(table, hand)
+    return MapEntries(table, hand) if state.kind == "map" else ListEntries(table, hand)

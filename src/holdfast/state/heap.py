@@ -103,6 +103,10 @@ class _HeapEntries(EntryTable):
     def committed(self, key: Any) -> dict[Any, Any]:
         return self.view.get(key, _NOTHING)
 
+    def committed_end(self, key: Any) -> int:
+        own = self.view.get(key)
+        return int(next(reversed(own))) + 1 if own else 0  # places only ever grow, so they stand in order
+
     def absorb(self, at_ms: int) -> None:
         self._count = self.live()
         written, gone = [], []
@@ -122,7 +126,7 @@ class _HeapEntries(EntryTable):
         if self.expiry is not None:
             self.expiry.forget(gone, at_ms)
             self.expiry.note(written, at_ms)
-        self.changes, self.cleared = {}, set()
+        self.drop()
 
     def load(self, rows: pa.Table) -> None:
         subs = column_values(rows["sub"])

@@ -43,6 +43,7 @@ from holdfast.state import codec
 from holdfast.state.due import EARLIEST, LATEST
 from holdfast.state.shard import Place, ShardState
 from holdfast.state.tables import (
+    FIRST_NUMBER,
     GONE,
     MISSING,
     EntryTable,
@@ -63,6 +64,7 @@ _DUE_GROUP = b"\xff\xfe"
 _DUE_CHUNK = 1000
 _AT = struct.Struct(">Q")
 _PLACE = struct.Struct(">q")
+_LAST_PLACE = _PLACE.pack((1 << 63) - 1)
 _ENTRY = struct.Struct(">HBH")
 
 
@@ -73,7 +75,7 @@ class _Values(ValueTable):
         super().__init__(spec)
         self.number = number
         self._state = state
-        self.decode = codec.decoder(spec)
+        self.decode, self.encode = codec.decoder(spec), codec.encoder(spec)
         self.count = 0
         self._floor = EARLIEST
         """No entry is due before this."""
@@ -105,6 +107,18 @@ class _Values(ValueTable):
 
     def _due_name(self, due: int) -> bytes:
         return _DUE_GROUP + bytes((self.number,)) + _AT.pack(due - EARLIEST)
+
+    def under(self, owners: list[Any], groups: npt.NDArray[np.uint16]) -> list[Any]:
+        found: list[Any] = []
+        if self._state.is_empty:
+            return found
+        for owner, group in zip(owners, groups.tolist(), strict=True):
+            prefix = entry_key(group, self.number, (*owner, FIRST_NUMBER))[:-8]
+            for name, data in scan(self._state.db, prefix):
+                key = (*owner, int.from_bytes(name[-8:], "big"))
+                self.view[key] = self.decode(data)
+                found.append(key)
+        return found
 
     def next_due(self, since: int = EARLIEST) -> int | None:
         return next((due for due, _ in self._look(since, LATEST, 16)), None)
@@ -152,7 +166,7 @@ class _Entries(EntryTable):
         super().__init__(spec)
         self.number = number
         self._state = state
-        self.decode = codec.decoder(spec)
+        self.decode, self.encode = codec.decoder(spec), codec.encoder(spec)
         assert spec.sub_type is not None
         self.decode_sub = _decode_place if spec.kind == "list" else codec.key_decoder(spec.sub_type)
         self._skip = 8 if spec.ttl_ms is not None else 0
@@ -164,6 +178,17 @@ class _Entries(EntryTable):
         prefix = entry_key(self._state.group, self.number, key)
         scanned = scan(self._state.db, prefix)
         return {self.decode_sub(k[len(prefix) :]): self.decode(v[self._skip :]) for k, v in scanned}
+
+    def committed_subs(self, key: Any) -> Iterator[Any]:
+        prefix = entry_key(self._state.group, self.number, key)
+        return (self.decode_sub(k[len(prefix) :]) for k, _ in scan(self._state.db, prefix))
+
+    def committed_end(self, key: Any) -> int:
+        prefix = entry_key(self._state.group, self.number, key)
+        cursor = self._state.db.iter()
+        cursor.seek_for_prev(prefix + _LAST_PLACE)
+        found = cursor.key() if cursor.valid() else b""
+        return _decode_place(found[len(prefix) :]) + 1 if found.startswith(prefix) else 0
 
     def committed_entry(self, key: Any, sub: Any) -> Any:
         stored = self._state.db.get(entry_key(self._state.group, self.number, key) + self.sub_bytes(sub))
@@ -319,10 +344,10 @@ class RocksState(ShardState):
         if value is GONE:
             batch.delete(name)
         elif table.spec.ttl_ms is None:
-            batch.put(name, codec.encode(value))
+            batch.put(name, table.encode(value))
         else:
             at = _AT.pack(at_ms)
-            batch.put(name, at + codec.encode(value))
+            batch.put(name, at + table.encode(value))
             entry = key if sub is MISSING else (key, sub)
             batch.put(_TIME_GROUP + bytes((table.number,)) + at + order_bytes(entry), name)
 
@@ -354,7 +379,7 @@ class RocksState(ShardState):
             for sub, value in own.items():
                 self._put(batch, table, prefix + table.sub_bytes(sub), key, sub, value, now_ms)
         self.db.write(batch)
-        table.changes, table.cleared = {}, set()
+        table.drop()
 
     def _drop_overlays(self) -> None:
         super()._drop_overlays()

@@ -28,6 +28,8 @@ from holdfast.errors import StateError
 from holdfast.state.due import EARLIEST, LATEST
 
 _COUNTED = 10_000
+FIRST_NUMBER = 1 << 32
+"""Numbers of entries that are owned start here, and stay below 1 << 63: so all take the same room in bytes."""
 
 
 class _Gone:
@@ -51,7 +53,10 @@ class TableSpec:
 
     Tables of tuples may have two more. `extra`: types of key parts behind the operator's own key, as a window's
     start; keys are flat tuples then, also where the operator's key is one column. `due`: the field of the value,
-    int64 and never null, that says at which microsecond the entry is due.
+    int64 and never null, that says at which microsecond the entry is due. `owned`: the last part of the key is a
+    number from `FIRST_NUMBER` on, and all entries that share the rest, their owner, can be asked for (`under`).
+    `named`: which fields the value has, and their order, may change as more of the records is known; they are stored
+    by their names, and what is not there is null.
     """
 
     name: str
@@ -63,9 +68,12 @@ class TableSpec:
     tuples: bool = False
     extra: tuple[pa.DataType, ...] = ()
     due: str | None = None
+    owned: bool = False
+    named: bool = False
 
     def __post_init__(self) -> None:
         assert self.tuples or not (self.extra or self.due), f"{self.name}: only tables of tuples have these"
+        assert self.extra or not self.owned, f"{self.name}: what is owned has a number behind its key"
 
     @property
     def due_at(self) -> int | None:
@@ -129,6 +137,10 @@ class ValueTable:
         first, last = max(low, EARLIEST), min(high - 1, LATEST)
         return self._due_keys(first, last) if first <= last else []
 
+    def under(self, owners: list[Any], groups: npt.NDArray[np.uint16]) -> list[Any]:
+        """Committed keys of these owners, whose key groups are given; their values can be found from then on."""
+        raise NotImplementedError
+
     def next_due(self, since: int = EARLIEST) -> int | None:
         """The earliest due time, from `since` on, of all that is committed; None where there is nothing."""
         raise NotImplementedError
@@ -188,14 +200,24 @@ class EntryTable:
         self.spec = spec
         self.changes: dict[Any, dict[Any, Any]] = {}
         self.cleared: set[Any] = set()
+        self._ends: dict[Any, int] = {}
+        """For lists that were appended to: the place behind the last."""
 
     def committed(self, key: Any) -> dict[Any, Any]:
         """The committed entries of a key. Not to be changed by the caller."""
         raise NotImplementedError
 
+    def committed_subs(self, key: Any) -> Iterable[Any]:
+        """The committed inner keys or places of a key, one after the other."""
+        return self.committed(key)
+
     def committed_entry(self, key: Any, sub: Any) -> Any:
         """One committed entry, or MISSING."""
         return self.committed(key).get(sub, MISSING)
+
+    def committed_end(self, key: Any) -> int:
+        """For lists: the place behind the last one that is committed."""
+        raise NotImplementedError
 
     def get(self, key: Any, sub: Any) -> Any:
         """One entry as this attempt sees it, or MISSING."""
@@ -208,20 +230,50 @@ class EntryTable:
 
     def entries(self, key: Any) -> list[tuple[Any, Any]]:
         """All entries of a key as this attempt sees them, sorted by inner key or place."""
-        seen = {} if key in self.cleared else dict(self.committed(key))
-        seen.update(self.changes.get(key, {}))
-        return sorted((s, v) for s, v in seen.items() if v is not GONE) if _sortable(seen) else _by_text(seen)
+        seen = {} if key in self.cleared else self.committed(key)
+        own = self.changes.get(key)
+        if own:
+            seen = {s: v for s, v in {**seen, **own}.items() if v is not GONE}
+        if not seen:
+            return []
+        order = sorted(seen) if _sortable(seen) else sorted(seen, key=repr)
+        return [(s, seen[s]) for s in order]
+
+    def has_any(self, key: Any) -> bool:
+        """Whether a key has entries, as this attempt sees it."""
+        own = self.changes.get(key) or _NOTHING
+        if own and any(v is not GONE for v in own.values()):
+            return True
+        if key in self.cleared:
+            return False
+        return next((True for s in self.committed_subs(key) if s not in own), False)
 
     def drop(self) -> None:
         """Forget the changes of this attempt."""
-        self.changes, self.cleared = {}, set()
+        self.changes, self.cleared, self._ends = {}, set(), {}
 
     def put(self, key: Any, sub: Any, value: Any) -> None:
         self.changes.setdefault(key, {})[sub] = value
 
+    def append(self, key: Any, values: Iterable[Any]) -> None:
+        """For lists: put values behind the last, without a look at what is there."""
+        end = self._ends.get(key)
+        if end is None:
+            end = self._end(key)
+        for place, value in enumerate(values, end):
+            self.put(key, place, value)
+            self._ends[key] = place + 1
+
+    def _end(self, key: Any) -> int:
+        if self.changes.get(key):  # what outlived its TTL, for appends have their end in `_ends`
+            entries = self.entries(key)
+            return int(entries[-1][0]) + 1 if entries else 0
+        return 0 if key in self.cleared else self.committed_end(key)
+
     def clear(self, key: Any) -> None:
         self.cleared.add(key)
         self.changes[key] = {}
+        self._ends.pop(key, None)
 
     def to_arrow(self, key_types: Sequence[pa.DataType], now_ms: int, uid: str) -> pa.Table | None:
         """The changes as rows, and the overlay normalised to exactly what a reload would read."""
@@ -258,13 +310,13 @@ class EntryTable:
 Table = ValueTable | EntryTable
 
 
+_NOTHING: dict[Any, Any] = {}
+_SORTED = {int, str, bytes, float, bool}
+
+
 def _sortable(seen: dict[Any, Any]) -> bool:
-    kinds = {type(s) for s in seen}
-    return len(kinds) == 1 and kinds <= {int, str, bytes, float, bool}
-
-
-def _by_text(seen: dict[Any, Any]) -> list[tuple[Any, Any]]:
-    return [(s, v) for s, v in sorted(seen.items(), key=lambda item: repr(item[0])) if v is not GONE]
+    kinds = set(map(type, seen))
+    return len(kinds) == 1 and kinds <= _SORTED
 
 
 def delta_rows(
@@ -337,7 +389,16 @@ def decode_values(array: pa.Array | pa.ChunkedArray, spec: TableSpec) -> list[An
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
         array = pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
-    return list(zip(*(column_values(c) for c in array.flatten()), strict=True))
+    return list(zip(*(column_values(c) for c in parts_of(array, spec)), strict=True))
+
+
+def parts_of(array: pa.StructArray, spec: TableSpec) -> list[pa.Array]:
+    """The columns of stored tuples, by name: they may have been written when there were others."""
+    found = dict(zip((f.name for f in array.type), array.flatten(), strict=True))
+    return [
+        found[f.name].cast(f.type) if f.name in found else pa.nulls(len(array), f.type)
+        for f in spec.value_type
+    ]
 
 
 def order_bytes(key: Any) -> bytes:

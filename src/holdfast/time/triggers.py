@@ -91,6 +91,14 @@ class Trigger:
 
     can_merge: bool = False
 
+    @property
+    def kind(self) -> str:
+        """What must stay as it is while there is state of it; how it is set may change."""
+        return type(self).__name__
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     def on_record(self, record: Record, at_us: int, window: Window, ctx: TriggerContext) -> Decision:
         """A record was added to the window."""
         raise NotImplementedError
@@ -331,6 +339,11 @@ class Purging(Trigger):
     def __init__(self, trigger: Trigger) -> None:
         self.trigger = trigger
         self.can_merge = trigger.can_merge
+
+    @property
+    def kind(self) -> str:
+        """The other one's, too."""
+        return f"Purging({self.trigger.kind})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Purging) and self.trigger == other.trigger

@@ -150,6 +150,48 @@ def test_a_reduced_record_shows_its_fields_beside_the_key(directory: Path) -> No
     assert found == [{"key": 2, "user": "u2", "country": 1, "page": "/p1", "ms": sum(range(20, 30))}]
 
 
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_records_that_are_kept_show_their_fields_and_when_they_are_due(tmp_path: Path, backend: str) -> None:
+    pipeline = hf.Pipeline("visits")
+    rows = [{"k": "a", "at": i, "v": i % 2} for i in range(30)]
+    left, right = (
+        pipeline.read(u, hf.records(rows, per_epoch=10)).event_time("at", unit="s").key_by("k") for u in "lr"
+    )
+    left.join(right).between("0s", "5s").select("pairs").write("a", hf.memory())
+    left.as_of(right).select("priced").write("b", hf.memory())
+    left.join(right).window(hf.tumbling("7s")).select("windows").write("c", hf.memory())
+    left.deduplicate("once", within="5s").write("d", hf.memory())
+    left.top("best", 2, by="v").write("e", hf.memory())
+    found = hf.pattern("even", lambda r: r["v"] == 0).then("never", lambda r: r["v"] == 9).within("5s")
+    left.pattern("steps", found).write("f", hf.memory())
+    result = hf.testing.run(pipeline, epochs=2, directory=tmp_path, backend=backend)
+    journal = Journal.at(tmp_path)
+    journal.create_identity(identity_of(build_stages(pipeline), Settings(backend=backend), 2))
+    journal.take()
+    for commit in result.commits:
+        journal.put_commit(commit)
+    listed = {(r["operator"], r["state"]): r["entries"] for r in states(tmp_path)["operators"]}
+    assert listed == {
+        ("pairs", "left"): 6,
+        ("pairs", "right"): 1,
+        ("priced", "left"): 1,
+        ("priced", "right"): 2,
+        ("windows", "left"): 6,
+        ("windows", "right"): 6,
+        ("once", "seen"): 1,
+        ("best", "best"): 2,
+        ("steps", "waiting"): 1,
+        ("steps", "begun"): 3,
+    }
+    for uid in ("pairs", "priced", "windows", "once", "best", "steps"):
+        run("state", tmp_path, "--operator", uid)
+        assert states(tmp_path, "--operator", uid, "--key", "a")["states"]
+    one = states(tmp_path, "--operator", "best")["states"]["best"]["rows"][0]
+    assert one["v"] == 1 and one["kept.due"] is None
+    begun = states(tmp_path, "--operator", "steps", "--state", "begun")["states"]["begun"]["rows"][0]
+    assert begun["even"]["v"] == 0 and begun["begun.due"].startswith("1970-01-01")
+
+
 def test_a_limit_says_how_many_more_there_are(directory: Path) -> None:
     text = run("state", directory, "--operator", "users", "--state", "last", "--limit", 2)
     assert "users.last after epoch 3: 60 rows" in text and "… and 58 more" in text

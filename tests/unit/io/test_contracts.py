@@ -63,6 +63,7 @@ def test_files_keep_the_contract(tmp_path: Path, format: str, suffix: str) -> No
     def grow() -> None:
         write(tmp_path / f"new.{suffix}", format, table(90_000, 500))
 
+    check_source(lambda: files(tmp_path, format=format, watch=False))
     check_source(lambda: files(tmp_path, format=format), grow)
 
 

@@ -74,6 +74,7 @@ def test_a_file_older_than_the_late_window_is_warned_of_once_and_taken_when_touc
     assert len(caplog.records) == 1
     assert "old.parquet" in caplog.text and "touch it" in caplog.text
     assert source.position["ignored"] == 1
+    time.sleep(0.02)
     os.utime(tmp_path / "old.parquet", (10_001, 10_001))
     assert values(source.take()) == [5]
 
@@ -198,6 +199,58 @@ def test_a_file_is_taken_only_when_it_has_settled(tmp_path: Path, reader: Make) 
     waiting = source.plan(now_ms=115_000)
     assert (waiting.ranges, waiting.backlog) == ([], 0)
     assert values(source.read(source.plan(now_ms=119_000))) == [1]
+
+
+def test_a_source_that_does_not_watch_ends_with_the_last_file_that_is_left(
+    tmp_path: Path, reader: Make
+) -> None:
+    numbers(tmp_path / "a.parquet", 0, 3, mtime=100)
+    numbers(tmp_path / "b.parquet", 3, 2, mtime=101)
+    source = reader(files(tmp_path, watch=False))
+    ends = []
+    while rows := values(source.take(records=2)):
+        ends.append((rows, source.offer.exhausted))
+    assert ends == [([0, 1], False), ([2, 3], False), ([4], True)]
+    assert source.offer.exhausted
+    watching = reader(files(tmp_path))
+    assert values(watching.take()) == [0, 1, 2, 3, 4] and not watching.offer.exhausted
+
+
+def test_what_has_not_settled_is_waited_for_before_the_end(tmp_path: Path, reader: Make) -> None:
+    numbers(tmp_path / "a.parquet", 0, 1, mtime=100)
+    source = reader(files(tmp_path, watch=False, settle="10s"))
+    assert not source.plan(now_ms=105_000).exhausted
+    assert source.plan(now_ms=110_000).exhausted and len(source.offer.ranges) == 1
+
+
+def test_a_file_that_comes_after_the_end_is_told_of_once_and_not_read_unless_it_is_watched_for(
+    tmp_path: Path, reader: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    numbers(tmp_path / "a.parquet", 0, 1, mtime=100)
+    source = reader(files(tmp_path, watch=False))
+    source.take()
+    numbers(tmp_path / "b.parquet", 1, 1, mtime=200)
+    with caplog.at_level(logging.WARNING):
+        assert source.take() == source.take() == []
+    assert source.offer.exhausted
+    assert len(caplog.records) == 1 and "b.parquet came after the end" in caplog.text
+    again = reader(files(tmp_path))
+    again.position = source.position
+    assert values(again.take()) == [1]
+
+
+def test_a_file_that_is_too_late_is_told_of_once_however_often_the_folder_is_looked_at(
+    tmp_path: Path, reader: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    numbers(tmp_path / "new.parquet", 0, 1, mtime=10_000)
+    source = reader(files(tmp_path, late_window="10s"))
+    source.take()
+    time.sleep(0.02)  # so that the next file's change is later than the last one's, on any clock
+    numbers(tmp_path / "old.parquet", 5, 1, mtime=9_000)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):  # no epoch is cut for it, so the position stays
+            source.source.plan(source.position, Limit(10, 1, 20_000_000))
+    assert len(caplog.records) == 1
 
 
 def test_without_files_and_without_a_schema_it_says_what_to_do(tmp_path: Path) -> None:

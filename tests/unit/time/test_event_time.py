@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -127,6 +129,29 @@ def test_the_end_of_a_bounded_source_is_the_end_of_time() -> None:
     assert result.plans[-1].ended == ["in.time"]
     assert result.commits[-1].clocks["w"] == MAX_TIME
     assert results(result) == [(2, 1), (2, 1)]
+
+
+def test_a_folder_that_is_still_empty_holds_the_clock_until_it_is_idle(tmp_path: Path) -> None:
+    source = Script([{"0": at(t)} for t in (1, 12, 25, 38)], bounded=False)
+    silent = hf.files(tmp_path, "jsonl", {"k": str, "at": int, "v": int})
+    held = hf.testing.run(two_sources(source, silent))
+    freed = hf.testing.run(two_sources(source, silent, idle_after="2s"))
+    assert held.rows("out") == []
+    assert freed.plans[-1].idle == {"slow.time": ["slow"]}
+    assert [r["n"] for r in freed.rows("out")] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("watch", "emitted"), [(True, [2]), (False, [1, 1, 2])])
+def test_files_that_are_not_watched_for_end_event_time_with_the_last_one(
+    tmp_path: Path, watch: bool, emitted: list[int]
+) -> None:
+    for name, times in (("a", (1, 2)), ("b", (12, 25))):
+        lines = [json.dumps(row) + "\n" for row in at(*times)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    source = hf.files(tmp_path, "jsonl", {"k": str, "at": int}, watch=watch)
+    result = hf.testing.run(counted(source, out_of_order="10s"))
+    assert sorted(n for _, n in results(result)) == emitted
+    assert (result.commits[-1].clocks["w"] == MAX_TIME) is not watch
 
 
 def test_the_source_may_say_how_far_it_is() -> None:

@@ -1,0 +1,88 @@
+"""Calls of the outside world on Spark: the driver killed in the middle, state lost, shuffle files lost."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.log.journal import Journal
+from tests import asking
+from tests.spark.test_equals_runner import bytes_in
+
+
+def life(folder: Path, **environment: str) -> int:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.asking", str(folder)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr.decode()[-3000:]
+    return done.returncode
+
+
+def check(folder: Path) -> None:
+    """Output and digests are those of the runner over the same plans and answers, which asks nobody."""
+    journal = Journal.at(folder / "dir")
+    assert journal.last_epoch() == asking.EPOCHS
+    plans = [journal.plan(e) for e in range(1, asking.EPOCHS + 1)]
+    silent = asking.World(folder / "silent")
+    expected = hf.testing.run(
+        asking.build(silent, folder / "runner"),
+        plans=[p for p in plans if p],
+        answers=folder / "dir",
+        capture=False,
+        directory=folder / "oracle",
+    )
+    assert silent.asked() == []
+    assert bytes_in(folder / "ours") == bytes_in(folder / "runner")
+    for commit in expected.commits:
+        ours = journal.commit(commit.epoch)
+        assert ours is not None
+        for uid, shards in commit.shards.items():
+            assert [s.sealed.digest for s in ours.shards[uid]] == [s.sealed.digest for s in shards]
+            assert [s.sent for s in ours.shards[uid]] == [s.sent for s in shards]
+
+
+@pytest.mark.slow
+def test_the_driver_is_killed_and_state_is_lost_and_only_the_undecided_epoch_asks_again(
+    tmp_path: Path,
+) -> None:
+    assert life(tmp_path, HOLDFAST_CRASH_AT="commit.before_record@9") == -signal.SIGKILL
+    assert Journal.at(tmp_path / "dir").last_epoch() == 8
+    shutil.rmtree(tmp_path / "dir" / "state" / "asking" / "second" / "00001")
+    assert life(tmp_path) == 0
+    undecided = range(40, 45), range(100, 105)  # what the ninth epoch takes of each split
+    once = [n for n in range(120) for _ in range(2)]
+    twice = [n for part in undecided for n in part for _ in range(2)]
+    assert asking.World(tmp_path / "asked").asked() == sorted(once + twice)
+    check(tmp_path)
+
+
+@pytest.mark.parametrize("fault", ["source.start:raise", "shard.applied:raise", "shard.start:lose-shuffle"])
+def test_attempts_that_spark_makes_again_are_never_mixed(spark: Any, tmp_path: Path, fault: str) -> None:
+    # One name for each kind of fault: a worker pool is keyed by its environment, and pools never end.
+    name = fault.replace(":", "-")
+    marker = Path(tempfile.gettempdir()) / f"holdfast-asking-{os.getpid()}-{name}"
+    marker.unlink(missing_ok=True)
+    os.environ["HOLDFAST_FAULT"] = f"{fault}:{marker}"
+    spark.sparkContext.environment["HOLDFAST_FAULT"] = os.environ["HOLDFAST_FAULT"]
+    world = asking.World(tmp_path / "asked")
+    try:
+        asking.build(world, tmp_path / "ours").run(spark=spark, dir=str(tmp_path / "dir"), **asking.OPTIONS)
+    finally:
+        os.environ.pop("HOLDFAST_FAULT", None)
+        spark.sparkContext.environment.pop("HOLDFAST_FAULT", None)
+        assert marker.exists(), "the fault did not come"
+        marker.unlink()
+    asked = world.asked()
+    assert set(asked) == set(range(120)) and all(asked.count(n) >= 2 for n in range(120))
+    check(tmp_path)
