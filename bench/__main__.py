@@ -2,14 +2,25 @@
 
 import sys
 
-from bench import deadline, durability, paper, throughput
+from bench import deadline, durability, paper, sessions, throughput
 
 BENCHMARKS = {
     "throughput": throughput.run,
     "durability": durability.run,
     "deadline": deadline.run,
     "paper": paper.run,
+    "sessions": sessions.run,
 }
+
+
+def _nexmark(argv: list[str]) -> None:
+    """Imported when it is asked for: it needs DuckDB."""
+    from bench.nexmark import benchmark
+
+    benchmark.run(argv)
+
+
+BENCHMARKS["nexmark"] = _nexmark
 
 
 def main() -> None:

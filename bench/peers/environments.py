@@ -57,16 +57,21 @@ PEERS = {peer.name: peer for peer in _PEERS}
 
 
 def run_peer(
-    peer: str, case: str, *, timeout_s: float = DEFAULT_TIMEOUT_S, **options: object
+    peer: str,
+    case: str,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    script: str | None = None,
+    **options: object,
 ) -> dict[str, Any]:
     """Run one case of a peer in its own environment and return what it reports.
 
-    Options become the script's arguments: `data=folder, epoch_interval_s=1` is `--data folder
+    `script` is another one in this folder than the peer's usual. Options become the script's arguments: `data=folder, epoch_interval_s=1` is `--data folder
     --epoch-interval-s 1`, a list repeats its argument, True is a bare flag, False and None are left out.
     """
     known = _known(peer)
     python = make_environment(peer)
-    command = [str(python), str(FOLDER / known.script), "--case", case, *_arguments(options)]
+    command = [str(python), str(FOLDER / (script or known.script)), "--case", case, *_arguments(options)]
     _say(peer, f"{case} {' '.join(_arguments(options))}")
     started = time.monotonic()
     scratch_root = _bench_folder("scratch")

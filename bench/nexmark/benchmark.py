@@ -1,0 +1,441 @@
+"""`python -m bench nexmark`: Nexmark's queries on Spark, ours beside Structured Streaming, each checked by DuckDB.
+
+Both sides read the same prepared Parquet files and write Parquet, each run in a process of its own; rounds go through
+all queries and both sides before the next begins. Speed is events a second, of all kinds, from the first commit to
+that of the last epoch that read events; the first epoch's don't count, so starting up does not, on either side.
+Whatever a run wrote is reduced to the final result and compared with DuckDB's answer (`equal`, `theirs_equal`); a run
+that is not equal still shows its speed, but no ratio.
+
+With `--crash` our driver is killed with SIGKILL halfway, once for each query, and started again: the result must be
+equal all the same. The JSON is one object with a list `queries`, and a `summary` with the median ratio over the
+stateful queries that both sides ran.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from bench.durability import kill, newest, say, spawn, wait_for
+from bench.machine import Kept, ended_by_signals, machine
+from bench.nexmark.files import prepare, tables
+from bench.nexmark.generator import Config
+from bench.nexmark.oracle import QUERIES, equal
+from bench.nexmark.results import final, processed, truth, written
+from bench.nexmark.side import sources
+from bench.peers.environments import PeerError, run_peer
+from holdfast.log.journal import Journal
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BENCH = ROOT / ".bench"
+SCRIPT = "structured_streaming_nexmark.py"
+TIMEOUT_S = 1800.0
+
+LEFT_OUT = {
+    "q4": "Structured Streaming can't: the average is a running aggregate behind a join and an aggregate, and what "
+    "is chained must be in append mode.",
+    "q6": "Structured Streaming can't: a stream has no OVER with rows before the current one.",
+}
+"""Queries that the other side has no form for, and why."""
+LIMITS = {
+    "q5": "theirs: two windows, one behind the other",
+    "q7": "theirs: keeps all bids of a window by price, two windows one behind the other",
+    "q8": "both: a union in a window instead of a join",
+    "q9": "theirs: auctions are taken to last 10 s at most, as a bounded join needs a constant",
+    "q12": "theirs are compared by bidder, whatever the window: when they were processed is not known",
+    "q15": "theirs: distinct counts by collect_set",
+    "q16": "theirs: distinct counts by collect_set",
+    "q19": "theirs: keeps every bid of an auction in a list",
+}
+"""What must be known to read a figure."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run."""
+
+    events: int
+    per_file: int
+    files: int
+    rounds: int
+    queries: tuple[str, ...]
+    parallelism: tuple[int, ...]
+    source: str
+    backend: str
+    stores: tuple[str, ...]
+    their_files: tuple[int, ...]
+    crash: bool
+    rate: int
+    seed: int
+
+    @property
+    def config(self) -> Config:
+        return Config(seed=self.seed, first_event_rate=self.rate)
+
+    @property
+    def data(self) -> Path:
+        name = f"nexmark-{self.events}-{self.per_file}-{self.rate}-{self.seed}"
+        return BENCH / "data" / name
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs ours takes."""
+        return -(-self.events // (self.per_file * self.files))
+
+
+@dataclass
+class Result:
+    """A query at one parallelism: events a second of both sides, and whether what they wrote is right."""
+
+    query: str
+    parallelism: int
+    stateful: bool
+    about: str
+    equal: bool | None = None
+    ours: float | None = None
+    theirs: float | None = None
+    ratio: float | None = None
+    theirs_equal: bool | None = None
+    crash: dict[str, Any] | None = None
+    mode: str = ""
+    """Theirs that was the fastest: where its state is, and how many files a batch takes."""
+    modes: dict[str, float] = field(default_factory=dict)
+    spread: dict[str, list[float]] = field(default_factory=lambda: {"ours": [], "theirs": []})
+    note: str = ""
+
+    def say(self, text: str) -> None:
+        """Add to the note, once."""
+        if text not in self.note:
+            self.note = f"{self.note}; {text}" if self.note else text
+
+
+class Truth:
+    """DuckDB's answers, asked for once each."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tables = tables(folder)
+        self._answers: dict[str, pa.Table] = {}
+
+    def answer(self, query: str) -> pa.Table:
+        if query not in self._answers:
+            self._answers[query] = truth(query, self._tables)
+        return self._answers[query]
+
+    def bids_of_each(self) -> pa.Table:
+        """How many bids each bidder made."""
+        found = self._tables["bid"].group_by("bidder").aggregate([([], "count_all")])
+        return found.rename_columns({"bidder": "bidder", "count_all": "bid_count"})
+
+
+# Ours
+
+
+def our_command(query: str, folder: Path, plan: Plan, parallelism: int) -> list[str]:
+    options = {
+        "folder": folder,
+        "data": plan.data,
+        "source": plan.source,
+        "files": plan.files,
+        "parallelism": parallelism,
+        "backend": plan.backend,
+    }
+    arguments = [x for name, value in options.items() for x in (f"--{name}", str(value))]
+    return [sys.executable, "-m", "bench.nexmark.side", query, *arguments]
+
+
+def our_run(query: str, folder: Path, plan: Plan, parallelism: int) -> dict[str, Any]:
+    """A run of ours to its end, in a process of its own; raises `RuntimeError` with the end of what it said."""
+    command = our_command(query, folder, plan, parallelism)
+    say(f"holdfast {query}, parallelism {parallelism}")
+    process = spawn(command, folder)
+    log = folder / "log.txt"
+    try:
+        process.wait(TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"it took more than {TIMEOUT_S:.0f} s:\n{log.read_text()[-2000:]}") from None
+    finally:
+        if process.poll() is None:
+            kill(process)
+    lines = [line for line in log.read_text().splitlines() if line.startswith("{")]
+    if process.returncode or not lines:
+        raise RuntimeError(f"it ended with {process.returncode}:\n{log.read_text()[-2000:]}")
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def our_check(query: str, folder: Path, plan: Plan, known: Truth) -> tuple[bool, str]:
+    """Whether what our run wrote is DuckDB's answer; for q12, to when its epochs were."""
+    found = final(query, written(folder / "out"))
+    if query != "q12":
+        return equal(found, known.answer(query))
+    journal = Journal.at(folder / "dir")
+    plans = [p for p in map(journal.plan, range(1, journal.last_epoch() + 1)) if p is not None]
+    bids = sources(query, plan.data, plan.source, plan.files, 2)["bid"]
+    return equal(found, truth(query, {"bid": processed(plans, bids)}))
+
+
+def ours(result: Result, plan: Plan, known: Truth) -> None:
+    """A run of ours, measured and checked."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-nexmark-") as name:
+        folder = Path(name)
+        try:
+            found = our_run(result.query, folder, plan, result.parallelism)
+        except RuntimeError as error:
+            result.equal = False
+            result.say(f"ours failed: {str(error).splitlines()[0]}")
+            say(f"  {error}")
+            return
+        same, why = our_check(result.query, folder, plan, known)
+    result.equal = same if result.equal is None else result.equal and same
+    if not same:
+        result.say(f"ours is not equal: {why.splitlines()[0]}")
+        say(f"  not equal: {why}")
+    if found["events_per_s"] is not None:
+        result.spread["ours"].append(found["events_per_s"])
+    else:
+        result.say("ours took fewer than two epochs: no speed")
+    if any(found["late"].values()):
+        result.say(f"ours: late records {found['late']}")
+    say(f"  {found['events_per_s'] or 0:,} events/s, {'equal' if same else 'NOT equal'}")
+
+
+def crashed(result: Result, plan: Plan, known: Truth) -> None:
+    """Kill our driver halfway, start it again, and check what came of it."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-nexmark-") as name:
+        folder = Path(name)
+        commits = folder / "dir" / "log" / "commits"
+        say(f"holdfast {result.query}, parallelism {result.parallelism}, to be killed")
+        process = spawn(our_command(result.query, folder, plan, result.parallelism), folder)
+        try:
+            wait_for(commits, max(1, plan.epochs // 2), process, folder)
+        except SystemExit as error:
+            result.crash = {"equal": False, "why": str(error).splitlines()[0]}
+            return
+        finally:
+            kill(process)
+        killed_at = newest(commits)
+        began = time.monotonic()
+        try:
+            our_run(result.query, folder, plan, result.parallelism)
+        except RuntimeError as error:
+            result.crash = {"equal": False, "killed_at": killed_at, "why": str(error).splitlines()[0]}
+            return
+        same, why = our_check(result.query, folder, plan, known)
+        result.crash = {
+            "equal": same,
+            "killed_at": killed_at,
+            "epochs": newest(commits),
+            "second_run_s": round(time.monotonic() - began, 1),
+            "why": why.splitlines()[0] if why else "",
+        }
+    say(f"  killed at epoch {killed_at} of {plan.epochs}, {'equal' if same else 'NOT equal: ' + why}")
+
+
+# Theirs
+
+
+def theirs(result: Result, plan: Plan, known: Truth) -> None:
+    """A run of Structured Streaming in each of its modes, measured and checked."""
+    stores = plan.stores if result.stateful else plan.stores[:1]
+    for store, files in [(s, f) for s in stores for f in plan.their_files]:
+        with tempfile.TemporaryDirectory(prefix="nexmark-theirs-") as name:
+            out = Path(name) / "out"
+            try:
+                found = run_peer(
+                    "structured-streaming",
+                    result.query,
+                    script=SCRIPT,
+                    timeout_s=TIMEOUT_S,
+                    mode=store,
+                    data=plan.data,
+                    out=out,
+                    files=files,
+                    parallelism=result.parallelism,
+                )
+            except PeerError as error:
+                result.say(f"theirs failed ({store}): {str(error).splitlines()[0]}")
+                say(f"  {error}")
+                continue
+            same, why = their_check(result.query, out, known)
+        if not same:
+            result.say(f"theirs is not equal: {why.splitlines()[0]}")
+            say(f"  not equal: {why}")
+        result.theirs_equal = same if result.theirs_equal is None else result.theirs_equal and same
+        result.spread.setdefault(f"theirs {store} {files}", []).append(found["records_per_s"])
+
+
+def their_check(query: str, out: Path, known: Truth) -> tuple[bool, str]:
+    rows = written(out)
+    if query != "q12":
+        return equal(final(query, rows), known.answer(query))
+    assert rows is not None
+    last = rows.group_by(["bidder", "starttime"], use_threads=False).aggregate([("bid_count", "max")])
+    sums = last.group_by("bidder").aggregate([("bid_count_max", "sum")])
+    counted = pa.table({"bidder": sums["bidder"], "bid_count": sums["bid_count_max_sum"]})
+    return equal(counted, known.bids_of_each())
+
+
+# Together
+
+
+def settle(result: Result) -> None:
+    """Medians of what was measured so far, and the ratio; none where a side is not right."""
+    mine = result.spread["ours"]
+    result.ours = statistics.median(mine) if mine else None
+    modes = {name: values for name, values in result.spread.items() if name.startswith("theirs ") and values}
+    result.modes = {name.removeprefix("theirs "): statistics.median(v) for name, v in modes.items()}
+    if modes:
+        result.mode = max(result.modes, key=lambda mode: result.modes[mode])
+        result.theirs = result.modes[result.mode]
+        result.spread["theirs"] = modes[f"theirs {result.mode}"]
+    right = result.equal and result.theirs_equal
+    result.ratio = round(result.ours / result.theirs, 2) if right and result.ours and result.theirs else None
+
+
+def summary(results: list[Result]) -> dict[str, Any]:
+    """All of it in a few figures."""
+    both = [r for r in results if r.stateful and r.ratio is not None]
+    crashes = [r.crash for r in results if r.crash is not None]
+    return {
+        "median_ratio_stateful": round(statistics.median(r.ratio for r in both if r.ratio), 2)
+        if both
+        else None,
+        "stateful_on_both": len(both),
+        "least_ratio_stateful": min((r.ratio for r in both if r.ratio), default=None),
+        "equal": sum(r.equal is True for r in results),
+        "of": len(results),
+        "theirs_equal": sum(r.theirs_equal is True for r in results),
+        "crashes_equal": sum(bool(c["equal"]) for c in crashes),
+        "crashes": len(crashes),
+    }
+
+
+Side = Callable[[Result, Plan, Truth], None]
+
+
+def measured(plan: Plan, kept: Kept, peers: bool) -> list[Result]:
+    """Every query on both sides, in rounds that change who is first; what is there so far is kept after each."""
+    say(f"{plan.events:,} events in {plan.data.relative_to(ROOT)}")
+    prepare(plan.data, plan.events, plan.per_file, plan.config)
+    known = Truth(plan.data)
+    results = [
+        Result(query, parallelism, QUERIES[query].stateful, QUERIES[query].about)
+        for query in plan.queries
+        for parallelism in plan.parallelism
+    ]
+    for number in range(plan.rounds):
+        for result in results:
+            say(f"{result.query}, round {number + 1} of {plan.rounds}")
+            sides: list[Side] = [ours, theirs] if peers and result.query not in LEFT_OUT else [ours]
+            for side in sides if number % 2 == 0 else reversed(sides):
+                side(result, plan, known)
+            if plan.crash and number == 0:
+                crashed(result, plan, known)
+            for why in (LEFT_OUT.get(result.query), LIMITS.get(result.query)) if peers else ():
+                if why:
+                    result.say(why)
+            settle(result)
+            kept.results["queries"] = [asdict(r) for r in results]
+            kept.results["summary"] = summary(results)
+            kept.write()
+    return results
+
+
+def table(results: list[Result]) -> str:
+    """The figures as a Markdown table."""
+    lines = [
+        "| query | parallelism | equal | ours, events/s | theirs | ratio | note |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for r in results:
+        right = "yes" if r.equal else "NO"
+        if r.crash is not None:
+            right += ", crashed: " + ("yes" if r.crash["equal"] else "NO")
+        speeds = [f"{v:,.0f}" if v is not None else "" for v in (r.ours, r.theirs)]
+        ratio = f"{r.ratio:g}x" if r.ratio is not None else ""
+        mode = f" ({r.mode})" if r.mode else ""
+        lines.append(
+            f"| {r.query} | {r.parallelism} | {right} | {speeds[0]} | {speeds[1]}{mode} | {ratio} | {r.note} |"
+        )
+    return "\n".join(lines)
+
+
+def arguments(argv: list[str]) -> tuple[Plan, bool, bool]:
+    """What is asked for: the plan, whether peers are run, and whether JSON is printed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench nexmark",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--events", type=int, default=1_000_000, help="how many, of all kinds together")
+    parser.add_argument(
+        "--per-file", type=int, default=25_000, help="events of all kinds a file of each kind holds"
+    )
+    parser.add_argument("--files", type=int, default=4, help="files of each kind that an epoch of ours takes")
+    parser.add_argument(
+        "--their-files", default="4,10", help="the same for a batch of theirs; the best counts"
+    )
+    parser.add_argument("--stores", default="hdfs,rocksdb", help="their state stores; the best counts")
+    parser.add_argument("--queries", default=",".join(QUERIES), help="which queries, with commas")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each side is run")
+    parser.add_argument("--parallelism", default="2", help="cores and shards, with commas")
+    parser.add_argument("--source", choices=("files", "generator"), default="files", help="what ours reads")
+    parser.add_argument("--backend", choices=("heap", "rocksdb"), default="heap", help="where our state is")
+    parser.add_argument("--rate", type=int, default=10_000, help="events a second of event time")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--crash", action="store_true", help="kill our driver halfway, once for each query")
+    parser.add_argument("--no-peers", action="store_true", help="leave Structured Streaming out")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
+    chosen = parser.parse_args(argv)
+    queries = tuple(q for q in chosen.queries.split(",") if q)
+    unknown = [q for q in queries if q not in QUERIES]
+    if unknown or not queries:
+        parser.error(f"unknown queries: {', '.join(unknown)}; they are {', '.join(QUERIES)}")
+    unknown = [s for s in chosen.stores.split(",") if s not in ("hdfs", "rocksdb")]
+    if unknown:
+        parser.error(f"unknown stores: {', '.join(unknown)}; they are hdfs, rocksdb")
+    if chosen.per_file < 50 or chosen.per_file % 50:
+        parser.error(f"--per-file must be a multiple of 50, not {chosen.per_file}")
+    if chosen.rounds < 1 or chosen.files < 1:
+        parser.error("--rounds and --files must be at least 1")
+    plan = Plan(
+        chosen.events,
+        chosen.per_file,
+        chosen.files,
+        chosen.rounds,
+        queries,
+        tuple(int(p) for p in chosen.parallelism.split(",")),
+        chosen.source,
+        chosen.backend,
+        tuple(chosen.stores.split(",")),
+        tuple(int(n) for n in chosen.their_files.split(",")),
+        chosen.crash,
+        chosen.rate,
+        chosen.seed,
+    )
+    if plan.epochs < 2:
+        parser.error(
+            f"{plan.events:,} events are {plan.epochs} epoch of {plan.files} files with {plan.per_file:,}: at least "
+            f"two are needed; choose a smaller --per-file or --files"
+        )
+    return plan, not chosen.no_peers, chosen.json
+
+
+def run(argv: list[str]) -> None:
+    plan, peers, as_json = arguments(argv)
+    report: dict[str, Any] = {"machine": machine(), "plan": asdict(plan), "queries": [], "summary": {}}
+    kept = Kept(BENCH / "nexmark.json", report)
+    with ended_by_signals():
+        results = measured(plan, kept, peers)
+    print(json.dumps(kept.results) if as_json else f"{table(results)}\n\n{json.dumps(summary(results))}")

@@ -1,0 +1,271 @@
+"""`bench nexmark` without Spark: what is asked for, how it is counted, and what the JSON holds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import holdfast as hf
+from bench.nexmark import Config, NexmarkSource, benchmark, oracle
+from bench.nexmark.benchmark import (
+    LEFT_OUT,
+    LIMITS,
+    Result,
+    Truth,
+    arguments,
+    settle,
+    summary,
+    table,
+    their_check,
+)
+from bench.nexmark.files import Prepared, prepare
+from bench.nexmark.queries import build
+from bench.nexmark.side import sources, speed
+from bench.peers import structured_streaming_nexmark as peer
+
+
+def test_defaults_are_a_million_events_in_ten_epochs_on_both_sides() -> None:
+    plan, peers, as_json = arguments([])
+    assert (plan.events, plan.epochs, plan.queries, peers, as_json) == (
+        1_000_000,
+        10,
+        tuple(oracle.QUERIES),
+        True,
+        False,
+    )
+    assert (plan.source, plan.parallelism, plan.rounds, plan.crash) == ("files", (2,), 3, False)
+    assert json.loads(json.dumps(asdict(plan)))["events"] == 1_000_000
+
+
+def test_what_is_asked_for_is_run() -> None:
+    asked = (
+        "--json --events 3000 --per-file 100 --files 1 --queries q3,q5 --rounds 2 --parallelism 1,2,4 --crash"
+    )
+    plan, peers, as_json = arguments([*asked.split(), "--no-peers"])
+    assert (plan.queries, plan.rounds, plan.parallelism, plan.crash) == (("q3", "q5"), 2, (1, 2, 4), True)
+    assert (peers, as_json, plan.epochs) == (False, True, 30)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("--queries q3,q99", "unknown queries: q99"),
+        ("--per-file 60", "multiple of 50"),
+        ("--events 1000", "at least two"),
+        ("--stores disk", "unknown stores: disk"),
+        ("--rounds 0", "at least 1"),
+    ],
+)
+def test_what_has_no_sense_is_told(asked: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        arguments(asked.split())
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_it_is_found_by_its_name() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "nexmark", "--help"],
+        cwd=Path(benchmark.__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "--crash" in done.stdout
+
+
+# Speed
+
+
+def test_the_first_epoch_and_what_reads_nothing_are_not_counted() -> None:
+    assert speed(1_000, [(10.0, 46), (11.0, 46), (13.0, 92), (25.0, 0)]) == {
+        "events_per_s": 250,
+        "seconds": 3.0,
+        "epochs": 4,
+    }
+    assert speed(1_000, [(10.0, 46)])["events_per_s"] is None
+
+
+def test_theirs_are_counted_alike() -> None:
+    batches = [
+        {"timestamp": f"2024-01-01T00:00:{at:02d}.000Z", "batchDuration": 1_000, "numInputRows": rows}
+        for at, rows in ((9, 46), (10, 46), (12, 92), (20, 1), (24, 0))
+    ]
+    assert peer.speed(1_000, batches) == {"records_per_s": 250, "seconds": 3.0}
+    with pytest.raises(SystemExit, match="two batches"):
+        peer.speed(1_000, batches[:1])
+
+
+# Results
+
+
+def result(query: str, mine: list[float], other: dict[str, list[float]], **facts: Any) -> Result:
+    found = Result(
+        query, 2, oracle.QUERIES[query].stateful, "", **{"equal": True, "theirs_equal": True, **facts}
+    )
+    found.spread = {
+        "ours": mine,
+        "theirs": [],
+        **{f"theirs {mode}": values for mode, values in other.items()},
+    }
+    settle(found)
+    return found
+
+
+def test_medians_are_compared_and_the_best_mode_of_theirs_counts() -> None:
+    found = result("q3", [300, 100, 200], {"hdfs 4": [50, 40, 45], "rocksdb 4": [100, 20, 10]})
+    assert (found.ours, found.theirs, found.mode, found.ratio) == (200, 45, "hdfs 4", 4.44)
+    assert found.modes == {"hdfs 4": 45, "rocksdb 4": 20}
+    assert found.spread["theirs"] == [50, 40, 45]
+
+
+def test_there_is_no_ratio_where_a_side_is_wrong_or_not_there() -> None:
+    assert result("q3", [200], {"hdfs 4": [50]}, equal=False).ratio is None
+    assert result("q3", [200], {"hdfs 4": [50]}, theirs_equal=False).ratio is None
+    assert result("q3", [200], {}, theirs_equal=None).ratio is None
+    assert result("q3", [], {"hdfs 4": [50]}).ratio is None
+
+
+def test_the_summary_is_over_stateful_queries_that_both_ran() -> None:
+    found = [
+        result("q0", [900], {"hdfs 4": [1]}),
+        result("q3", [200], {"hdfs 4": [100]}),
+        result("q5", [600], {"hdfs 4": [100]}, crash={"equal": True}),
+        result("q7", [400], {"hdfs 4": [100]}, crash={"equal": False}),
+        result("q4", [400], {}, theirs_equal=None),
+        result("q8", [400], {"hdfs 4": [100]}, equal=False),
+    ]
+    assert summary(found) == {
+        "median_ratio_stateful": 4.0,
+        "stateful_on_both": 3,
+        "least_ratio_stateful": 2.0,
+        "equal": 5,
+        "of": 6,
+        "theirs_equal": 5,
+        "crashes_equal": 1,
+        "crashes": 2,
+    }
+    assert summary([])["median_ratio_stateful"] is None
+    assert "| q7 | 2 | yes, crashed: NO | 400 | 100 (hdfs 4) | 4x |" in table(found)
+    assert {"query", "equal", "ours", "theirs", "ratio", "stateful", "spread", "note"} <= asdict(
+        found[0]
+    ).keys()
+
+
+def test_every_query_is_run_by_both_or_it_is_said_why_not() -> None:
+    assert peer.QUERIES.keys() | LEFT_OUT.keys() == oracle.QUERIES.keys()
+    assert not peer.QUERIES.keys() & LEFT_OUT.keys()
+    assert LIMITS.keys() <= peer.QUERIES.keys()
+    for name, (mode, closed, _) in peer.QUERIES.items():
+        assert mode == (
+            "update" if (oracle.QUERIES[name].updating and name != "q9") or name == "q12" else "append"
+        )
+        assert not (closed and mode == "update")
+
+
+# A round without Spark
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("nexmark") / "data"
+    prepare(folder, 2_000, 250, Config(first_event_rate=100))
+    return folder
+
+
+def test_our_side_reads_the_files_or_the_same_events_from_the_generator(data: Path) -> None:
+    of_files, generated = (sources("q3", data, kind, 2, 2) for kind in ("files", "generator"))
+    assert all(isinstance(s, Prepared) for s in of_files.values())
+    assert all(isinstance(s, NexmarkSource) for s in generated.values())
+    first, second = (hf.testing.run(build("q3", read, hf.memory())) for read in (of_files, generated))
+    assert first.epochs == second.epochs == 4
+    assert [c.records_in for c in first.commits] == [c.records_in for c in second.commits]
+    assert sorted(map(repr, first.rows("out"))) == sorted(map(repr, second.rows("out")))
+    assert isinstance(sources("q12", data, "generator", 2, 2)["bid"], Prepared)
+
+
+def plan_of(data: Path, monkeypatch: pytest.MonkeyPatch) -> benchmark.Plan:
+    monkeypatch.setattr(benchmark.Plan, "data", property(lambda self: data))
+    asked = "--events 2000 --per-file 250 --files 2 --rate 100 --stores hdfs --their-files 2"
+    return arguments(asked.split())[0]
+
+
+def in_process(query: str, folder: Path, plan: benchmark.Plan, parallelism: int) -> dict[str, Any]:
+    """Stands where our process is: the runner instead of Spark."""
+    read = sources(query, plan.data, plan.source, plan.files, parallelism)
+    pipeline = build(query, read, hf.parquet(str(folder / "out"), merge=False))
+    hf.testing.run(pipeline, parallelism=parallelism, capture=False, directory=folder / "dir")
+    return {"events_per_s": 100, "late": {}}
+
+
+@pytest.mark.parametrize("query", ["q5", "q19"])
+def test_what_ours_wrote_is_checked(query: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, known = plan_of(data, monkeypatch), Truth(data)
+    monkeypatch.setattr(benchmark, "our_run", in_process)
+    found = Result(query, 2, True, "")
+    benchmark.ours(found, plan, known)
+    assert (found.equal, found.spread["ours"], found.note) == (True, [100], "")
+    known._answers[query] = known.answer(query).slice(1)
+    benchmark.ours(found, plan, known)
+    assert found.equal is False and "not equal" in found.note
+
+
+def test_a_side_that_fails_is_told_of_and_the_rest_goes_on(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, known = plan_of(data, monkeypatch), Truth(data)
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise (benchmark.PeerError if options else RuntimeError)("it broke\nin detail")
+
+    monkeypatch.setattr(benchmark, "our_run", fail)
+    monkeypatch.setattr(benchmark, "run_peer", fail)
+    found = Result("q3", 2, True, "")
+    benchmark.ours(found, plan, known)
+    benchmark.theirs(found, plan, known)
+    settle(found)
+    assert (found.equal, found.theirs_equal, found.ratio) == (False, None, None)
+    assert found.note == "ours failed: it broke; theirs failed (hdfs): it broke"
+
+
+def test_what_theirs_wrote_is_checked(data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plan, known = plan_of(data, monkeypatch), Truth(data)
+
+    def write(peer_name: str, query: str, *, out: Path, **options: Any) -> dict[str, Any]:
+        assert options["script"] == "structured_streaming_nexmark.py"
+        answer = known.answer(query)
+        for number, rows in ((2, answer), (10, answer.slice(0, 1))):
+            (out / f"batch-{number:08d}").mkdir(parents=True)
+            pq.write_table(rows, out / f"batch-{number:08d}" / "part-00000-x.snappy.parquet")
+        return {"records_per_s": 50}
+
+    monkeypatch.setattr(benchmark, "run_peer", write)
+    updating, once = Result("q17", 2, True, ""), Result("q3", 2, True, "")
+    benchmark.theirs(updating, plan, known)
+    benchmark.theirs(once, plan, known)
+    assert (updating.theirs_equal, once.theirs_equal) == (True, False)
+    assert updating.spread["theirs hdfs 2"] == [50]
+
+
+def test_their_q12_is_compared_by_bidder(data: Path, tmp_path: Path) -> None:
+    known = Truth(data)
+    each = known.bids_of_each()
+    at = pa.array([0] * each.num_rows, pa.timestamp("us"))
+    rows = each.append_column("starttime", at).append_column("endtime", at)
+    early = rows.set_column(1, "bid_count", pa.array([1] * rows.num_rows, pa.int64()))
+    for number, batch in enumerate((early, rows)):
+        (tmp_path / f"batch-{number}").mkdir()
+        pq.write_table(batch, tmp_path / f"batch-{number}" / "part-0.parquet")
+    assert their_check("q12", tmp_path, known) == (True, "")
+    pq.write_table(
+        early.slice(0, 1).set_column(1, "bid_count", pa.array([10_000])),
+        tmp_path / "batch-1" / "part-1.parquet",
+    )
+    assert their_check("q12", tmp_path, known)[0] is False
