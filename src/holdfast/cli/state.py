@@ -16,7 +16,7 @@ import typer
 
 from holdfast.cli.directory import Directory, open_directory
 from holdfast.cli.output import amount, console, print_json, size, table
-from holdfast.data.rows import to_rows
+from holdfast.data.rows import one_array, to_rows
 from holdfast.engine.aggregate import Parts
 from holdfast.errors import ConfigError, DirectoryError, StateLostError
 from holdfast.functions import Column
@@ -233,15 +233,15 @@ def _time(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
 def _values(value: pa.ChunkedArray, facts: dict[str, Any], state: str) -> dict[str, Any]:
     """The value as columns: an aggregate's results, a record's fields, or just the value."""
     if facts["kind"] == g.WINDOW:
-        return _window_values(_flat(value), facts, state)
+        return _window_values(one_array(value), facts, state)
     if facts["kind"] == g.AGGREGATE:
-        return _results(_flat(value), facts["aggregates"])
+        return _results(one_array(value), facts["aggregates"])
     if facts["kind"] in g.LIBRARY:
-        flat = _flat(value)
+        flat = one_array(value)
         names = [value.type.field(i).name for i in range(value.type.num_fields)]
         return {n: _time(flat.field(n)) if n in OUR_TIMES else flat.field(n) for n in names}
     if pa.types.is_struct(value.type):
-        flat = _flat(value)
+        flat = one_array(value)
         return {value.type.field(i).name: pc.struct_field(flat, i) for i in range(value.type.num_fields)}
     return {"value": value}
 
@@ -259,10 +259,6 @@ def _window_values(value: pa.StructArray, facts: dict[str, Any], state: str) -> 
         record = value.field("record")
         shown |= {f.name: pc.struct_field(record, i) for i, f in enumerate(record.type)}
     return {**shown, **_results(value, facts["aggregates"])}
-
-
-def _flat(column: pa.ChunkedArray) -> pa.Array:
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
 def _results(value: pa.StructArray, aggregates: dict[str, str]) -> dict[str, Any]:

@@ -31,9 +31,7 @@ Row = dict[str, Any]
 def column_values(column: pa.ChunkedArray | pa.Array) -> list[Any]:
     """A column's values as Python objects."""
     kind = column.type
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], kind)
+    array = one_array(column)
     if _is_text(kind):
         return array.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
@@ -48,6 +46,22 @@ def column_values(column: pa.ChunkedArray | pa.Array) -> list[Any]:
     if pa.types.is_nested(kind):
         return _dicts(array)
     return array.to_pylist()  # type: ignore[no-any-return]
+
+
+def one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """A column as one array, whatever number of chunks it has.
+
+    >>> (
+    ...     one_array(pa.chunked_array([[1], [2]])).to_pylist(),
+    ...     len(one_array(pa.chunked_array([], pa.int64()))),
+    ... )
+    ([1, 2], 0)
+    """
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
 def _structs(array: pa.Array) -> list[Any]:

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.data.rows import column_values, to_rows
+from holdfast.data.rows import column_values, one_array, to_rows
 from holdfast.data.types import arrow_type
 from holdfast.engine.calls import user_error
 from holdfast.errors import SchemaError
@@ -393,13 +393,7 @@ def _with_types(table: pa.Table, columns: set[str]) -> tuple[pa.Table, dict[str,
 def _joined(part: _Part, old: pa.Array, new: pa.Array, known: pa.Array) -> pa.Array:
     if pa.types.is_null(old.type):
         return new
-    return _flat(part.join(old, new, known)).cast(old.type)
-
-
-def _flat(array: Any) -> pa.Array:
-    if isinstance(array, pa.ChunkedArray):
-        return pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-    return array
+    return one_array(part.join(old, new, known)).cast(old.type)
 
 
 def _set(table: pa.Table, name: str, array: pa.Array) -> pa.Table:

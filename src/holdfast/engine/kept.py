@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.data.rows import canonical
+from holdfast.data.rows import canonical, one_array
 from holdfast.engine.batch import Batch
 from holdfast.engine.keyed import Operator, Side, Work
 from holdfast.engine.keys import key_names
@@ -152,7 +152,7 @@ class Shelf:
     def _column(table: pa.Table, name: str, kind: pa.DataType) -> pa.Array:
         if name not in table.schema.names:
             return pa.nulls(table.num_rows, kind)
-        column = flat(table.column(name))
+        column = one_array(table.column(name))
         return column if column.type.equals(kind) else column.cast(kind)
 
     def due(self, upto: int) -> list[Any]:
@@ -235,13 +235,6 @@ class KeepingOperator(Operator):
         """Records of a side as the user knows them."""
         hidden = [] if side.key.function is None else key_names(side.key, table.schema)
         return table.drop_columns(hidden) if hidden else table
-
-
-def flat(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """A column as one array."""
-    if isinstance(column, pa.ChunkedArray):
-        return pa.concat_arrays(column.chunks) if column.num_chunks != 1 else column.chunk(0)
-    return column
 
 
 def _tuples(keys: list[Any]) -> list[Any]:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.data import schemas
-from holdfast.data.rows import canonical, copy_value, to_rows, to_table
+from holdfast.data.rows import canonical, copy_value, one_array, to_rows, to_table
 from holdfast.engine.aggregate import Parts, key_columns_of, partial_edge
 from holdfast.engine.batch import Batch, SchemaBook
 from holdfast.engine.calls import LOOP_FILE, reached, user_error
@@ -394,7 +394,7 @@ class _Aggregate(Operator):
         assert isinstance(kept, ValueTable)
         state.prefetch(keys, key_groups([merged[n] for n in names], state.place.key_groups))
         kinds = [kept.spec.value_type.field(i).type for i in range(kept.spec.value_type.num_fields)]
-        new = [_flat(merged[n]).cast(t) for n, t in zip(self._parts.names, kinds, strict=True)]
+        new = [one_array(merged[n]).cast(t) for n, t in zip(self._parts.names, kinds, strict=True)]
         known, old = kept.find(keys)
         if known.any():
             new = self._parts.joined(pa.array(known), old, new, self.redact)
@@ -404,13 +404,9 @@ class _Aggregate(Operator):
         public = (
             names if key.columns else (["key"] if len(names) == 1 else [f"key{i}" for i in range(len(names))])
         )
-        columns = {p: _flat(merged[n]) for p, n in zip(public, names, strict=True)}
+        columns = {p: one_array(merged[n]) for p, n in zip(public, names, strict=True)}
         columns.update((name, canonical(c)) for name, c in self._parts.results(new, self.redact))
         work.outputs[g.MAIN].push(Batch(table=pa.table(columns)))
-
-
-def _flat(column: pa.ChunkedArray) -> pa.Array:
-    return pa.concat_arrays(column.chunks) if column.num_chunks != 1 else column.chunk(0)
 
 
 class _Reduce(Operator):

@@ -18,9 +18,8 @@ from holdfast.engine.calls import user_error
 from holdfast.engine.kept import KeepingOperator, Rows, Shelf, joined, shelf_spec
 from holdfast.engine.keyed import Held, Work
 from holdfast.errors import HoldfastError
-from holdfast.library.patterns import ENDED, TIMEOUT
 from holdfast.plan import graph as g
-from holdfast.plan.bodies import PatternBody
+from holdfast.plan.bodies import ENDED, TIMEOUT, PatternBody
 from holdfast.plan.times import LATE
 from holdfast.state.tables import TableSpec, ValueTable
 

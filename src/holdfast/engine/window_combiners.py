@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from holdfast.data.rows import one_array
 from holdfast.engine.aggregate import Combiner, Parts, key_columns_of
 from holdfast.engine.timed import table_times
 from holdfast.errors import SchemaError
@@ -159,8 +160,7 @@ def key_ids(table: pa.Table, names: list[str]) -> Times:
     """A number for each row that rows with the same key share."""
     ids = np.zeros(table.num_rows, np.int64)
     for name in names:
-        column = table[name].combine_chunks()
-        column = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
+        column = one_array(table[name])
         coded = column.dictionary_encode(null_encoding="encode")
         codes = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
         _, ids = np.unique(ids * (len(coded.dictionary) + 1) + codes, return_inverse=True)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.data.rows import canonical, column_values, copy_value, to_table
+from holdfast.data.rows import canonical, column_values, copy_value, one_array, to_table
 from holdfast.engine.aggregate import Parts
 from holdfast.engine.batch import Batch
 from holdfast.engine.calls import user_error
@@ -206,7 +206,7 @@ class Reduced(_ByRecord):
         if not full or not table.schema.equals(schema):
             return [pa.nulls(len(opens), kind)]
         places = {id(one): place for place, one in enumerate(full)}
-        records = _flat(table.to_struct_array())
+        records = one_array(table.to_struct_array())
         return [canonical(records.take(pa.array([places.get(id(o)) for o in opens], pa.int64())))]
 
     def finish(self, outputs: Mapping[str, Output]) -> None:
@@ -434,7 +434,7 @@ class Aggregates(Contents):
         names = key_names(self._work.key, records.schema)
         numbered = records.append_column(_ROW, pa.array(np.arange(records.num_rows)))
         made = self._parts.partial(numbered, [*names, _ROW], self._redact).sort_by(_ROW)
-        self._grow([_flat(made[f.name]).cast(f.type) for f in self._fields])
+        self._grow([one_array(made[f.name]).cast(f.type) for f in self._fields])
 
     def _grow(self, columns: Sequence[pa.Array]) -> None:
         self._leaves.append(list(columns))
@@ -494,7 +494,7 @@ class Aggregates(Contents):
             merged = merged.sort_by(_NODE)
             self._at[mine] = len(self._made[0]) + np.arange(len(mine))
             self._made = [
-                pa.concat_arrays([old, canonical(_flat(merged[f.name]).cast(f.type))])
+                pa.concat_arrays([old, canonical(one_array(merged[f.name]).cast(f.type))])
                 for f, old in zip(self._fields, self._made, strict=True)
             ]
 
@@ -524,12 +524,6 @@ class Aggregates(Contents):
         made = self._parts.results(self._take([number for _, _, number in emitted]), self._redact)
         columns.update((name, canonical(c)) for name, c in made)
         outputs[g.MAIN].push(Batch(table=pa.table(columns)))
-
-
-def _flat(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    if isinstance(column, pa.ChunkedArray):
-        return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-    return column
 
 
 KINDS: dict[str, type[Contents]] = {g.AGGREGATE: Aggregates, g.REDUCE: Reduced, g.PROCESS: Records}

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.data.rows import canonical
+from holdfast.data.rows import canonical, one_array
 from holdfast.engine.aggregate import Parts, key_columns_of
 from holdfast.engine.batch import Batch
 from holdfast.engine.keyed import Operator, Work
@@ -104,7 +104,7 @@ class _Windows(Operator):
         """The partial results of rows, as the state keeps them."""
         first = len(self.fields)
         kinds = [spec.value_type.field(first + i).type for i in range(len(self._parts.names))]
-        return [_flat(table[n]).cast(t) for n, t in zip(self._parts.names, kinds, strict=True)]
+        return [one_array(table[n]).cast(t) for n, t in zip(self._parts.names, kinds, strict=True)]
 
     def _due_after(self, last: Times, after: int) -> Times:
         """When a window is due next: at its end, or if that is past, when it is forgotten."""
@@ -139,12 +139,6 @@ class _Windows(Operator):
 
 def _hidden_keys(key: g.Key, schema: pa.Schema) -> list[str]:
     return [] if key.function is None else key_columns_of(key, schema)
-
-
-def _flat(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    if isinstance(column, pa.ChunkedArray):
-        return pa.concat_arrays(column.chunks) if column.num_chunks != 1 else column.chunk(0)
-    return column
 
 
 def _extended(keys: list[Any], extra: Sequence[int]) -> list[Any]:
@@ -328,7 +322,7 @@ class _SlidingWindows(_PaneWindows):
         names = list(whose)
         owners = [names[i] for i in integers(merged["__id"]).tolist()]
         groups = work.state.groups([(*o, 0) for o in owners], spec)
-        parts = [canonical(_flat(merged[n])) for n in self._parts.names]
+        parts = [canonical(one_array(merged[n])) for n in self._parts.names]
         self._emit(work, owners, starts, assigner.ends(starts), parts, groups)
 
 
@@ -434,7 +428,7 @@ class _Sessions(_Windows):
         table = pa.table({_SESSION: merged.rows, **dict(zip(self._parts.names, values, strict=True))})
         made = self._parts.merged(table, [_SESSION], self.redact)
         back = np.argsort(integers(made[_SESSION]))
-        parts = [canonical(_flat(made[n]).take(pa.array(back))) for n in self._parts.names]
+        parts = [canonical(one_array(made[n]).take(pa.array(back))) for n in self._parts.names]
 
         def any_of(mask: Mask) -> Mask:
             return np.bincount(merged.rows[mask], minlength=count) > 0

@@ -8,17 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import PipelineError
 from holdfast.plan import graph as g
-from holdfast.plan.bodies import PatternBody, Step, Test
+from holdfast.plan.bodies import ENDED, TIMEOUT, PatternBody, Step, Test
 from holdfast.plan.times import LATE
 from holdfast.time.units import Duration, positive_us
 
 if TYPE_CHECKING:
     from holdfast.pipeline import Pipeline, Stream
-
-TIMEOUT = "timeout"
-"""The side output of a pattern with what had begun and came to nothing."""
-ENDED = "ended"
-"""The column there that says why: "timeout", or the name of what came and must not."""
 
 
 @dataclasses.dataclass(frozen=True)

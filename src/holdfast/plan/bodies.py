@@ -146,6 +146,11 @@ class AsyncBody:
         return f"{name}, {self.capacity} at once, {self.timeout_s:g} s each"
 
 
+TIMEOUT = "timeout"
+"""The side output of a pattern with what had begun and came to nothing."""
+ENDED = "ended"
+"""The column there that says why: "timeout", or the name of what came and must not."""
+
 Test = Callable[[dict[str, Any]], Any]
 
 

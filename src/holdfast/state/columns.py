@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.data.rows import canonical, column_values
+from holdfast.data.rows import canonical, column_values, one_array
 from holdfast.state.due import EARLIEST, DueIndex
 from holdfast.state.tables import (
     TableSpec,
@@ -144,8 +144,7 @@ class HeapColumns(ValueTable):
         """Take over the rows of a file; what it says of a key counts more than the files before it."""
         keys = keys_of(rows)
         live = rows["live"].to_numpy()
-        value = rows["value"].combine_chunks()
-        value = pa.concat_arrays(value.chunks) if isinstance(value, pa.ChunkedArray) else value
+        value = one_array(rows["value"])
         self._due = None
         self._write(keys, self._rows_of(keys), parts_of(value, self.spec), None if live.all() else ~live)
 

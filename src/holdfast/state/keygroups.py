@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from holdfast.data.rows import one_array
 from holdfast.errors import SchemaError
 
 Hashes = npt.NDArray[np.uint64]
@@ -47,7 +48,7 @@ def hash_columns(columns: Sequence[pa.Array | pa.ChunkedArray]) -> Hashes:
 
 
 def _hash_one(column: pa.Array | pa.ChunkedArray) -> Hashes:
-    array = _flat(column)
+    array = one_array(column)
     kind = array.type
     if pa.types.is_dictionary(kind):
         array = array.cast(kind.value_type)
@@ -63,19 +64,6 @@ def _hash_one(column: pa.Array | pa.ChunkedArray) -> Hashes:
     if array.null_count:
         hashes[np.asarray(array.is_null())] = _NULL
     return hashes
-
-
-def _flat(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    if isinstance(column, pa.ChunkedArray):
-        chunks = column.chunks
-        return (
-            chunks[0]
-            if len(chunks) == 1
-            else pa.concat_arrays(chunks)
-            if chunks
-            else pa.array([], column.type)
-        )
-    return column
 
 
 def _is_text(kind: pa.DataType) -> bool:

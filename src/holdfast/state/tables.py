@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.data.exact import MISFITS, exact_array
-from holdfast.data.rows import column_values
+from holdfast.data.rows import column_values, one_array
 from holdfast.data.shown import shown
 from holdfast.errors import StateError
 from holdfast.state.due import EARLIEST, LATEST
@@ -386,10 +386,7 @@ def decode_values(array: pa.Array | pa.ChunkedArray, spec: TableSpec) -> list[An
     """Stored values as Python values."""
     if not spec.tuples:
         return column_values(array)
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks()
-        array = pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
-    return list(zip(*(column_values(c) for c in parts_of(array, spec)), strict=True))
+    return list(zip(*(column_values(c) for c in parts_of(one_array(array), spec)), strict=True))
 
 
 def parts_of(array: pa.StructArray, spec: TableSpec) -> list[pa.Array]:

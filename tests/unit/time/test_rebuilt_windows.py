@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,8 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from tests.drivers import Life, live
-from tests.spark.test_equals_runner import bytes_in
-from tests.unit.test_recovery import Waiting
+from tests.drivers import live
+from tests.rebuilt import check, rebuilt
 from tests.windowed import events, sinks_in
 
 Row = dict[str, Any]
@@ -62,48 +60,15 @@ def build(sinks: Callable[[str], Any]) -> hf.Pipeline:
 OUTPUTS = ("told", "late", "sessions", "reduced", "summed", "busiest")
 
 
-def check(life: Life, folder: Path) -> None:
-    """Output, digests and clocks are those of a run without faults over the same plans."""
-    plans = [life.journal.plan(e) for e in range(1, life.driver.last_epoch + 1)]
-    expected = hf.testing.run(
-        build(sinks_in(folder / "runner")),
-        parallelism=2,
-        plans=[p for p in plans if p],
-        capture=False,
-        directory=folder / "oracle",
-    )
-    assert bytes_in(folder / "ours") == bytes_in(folder / "runner")
-    assert {p.split("/")[0] for p in bytes_in(folder / "ours")} == set(OUTPUTS)
-    for commit in expected.commits:
-        ours = life.journal.commit(commit.epoch)
-        assert ours is not None
-        assert (ours.clocks, ours.late, ours.wake_ms) == (commit.clocks, commit.late, commit.wake_ms)
-        for uid, shards in commit.shards.items():
-            assert [s.sealed.digest for s in ours.shards[uid]] == [s.sealed.digest for s in shards]
-
-
 @pytest.mark.parametrize("backend", ["heap", "rocksdb"])
 @pytest.mark.parametrize("checkpoint", ["4 epochs", "never"])
 def test_windows_are_the_same_after_everything_but_the_log_was_lost(
     tmp_path: Path, backend: str, checkpoint: str
 ) -> None:
-    options: dict[str, Any] = {
-        "backend": backend,
-        "checkpoint": checkpoint,
-        "trim_log": False,
-        "max_records": 32,
-        "checkpoint_on_stop": False,
-        "runner": Waiting,
-    }
-    first = live(build(sinks_in(tmp_path / "ours")), tmp_path / "dir", epochs=6, **options)
-    root = Path(first.program.state_root) / first.program.name
-    for uid in OPERATORS:
-        shutil.rmtree(root / uid / "00001", ignore_errors=True)
-    shutil.rmtree(root / "values" / "00000", ignore_errors=True)
-    second = live(build(sinks_in(tmp_path / "ours")), tmp_path / "dir", **options)
+    second = rebuilt(build, OPERATORS, "values", tmp_path, backend=backend, checkpoint=checkpoint)
     assert second.recovery.last is not None
     assert second.recovery.last.lacking >= 4
-    check(second, tmp_path)
+    check(build, OUTPUTS, second, tmp_path)
 
 
 @pytest.mark.parametrize("backend", ["heap", "rocksdb"])
@@ -119,7 +84,8 @@ def test_windows_are_the_same_with_a_new_process_for_each_epoch(tmp_path: Path, 
         before = life.driver.last_epoch
         life = live(build(sinks_in(tmp_path / "ours")), tmp_path / "dir", epochs=1, **options)
         assert life.driver.last_epoch == before + 1
-    check(live(build(sinks_in(tmp_path / "ours")), tmp_path / "dir", **options), tmp_path)
+    life = live(build(sinks_in(tmp_path / "ours")), tmp_path / "dir", **options)
+    check(build, OUTPUTS, life, tmp_path)
 
 
 @pytest.mark.parametrize("backend", ["heap", "rocksdb"])
