@@ -13,7 +13,7 @@ from holdfast.config import Settings
 from holdfast.data import schemas
 from holdfast.engine.build import build_program, build_stages, check_identity, identity_of
 from holdfast.engine.cut import Wait, when_to_cut
-from holdfast.engine.epoch import Again, Done, Failed, Lacking, assign, judge
+from holdfast.engine.epoch import Again, Done, Failed, Lacking, Mixed, assign, judge
 from holdfast.engine.placement import Placement, place
 from holdfast.engine.program import Report
 from holdfast.errors import IncompatibleError, PipelineError, UidError
@@ -133,6 +133,18 @@ def test_an_epoch_is_done_when_every_task_has_reported() -> None:
     assert isinstance(outcome, Done)
     assert outcome.records_in == 5
     assert [len(s) for s in outcome.shards.values()] == [2, 2]
+
+
+def test_an_epoch_in_which_shards_rest_on_answers_of_two_attempts_of_a_task_is_run_again() -> None:
+    found = reports()
+    found[1].answered = {"source-0": ["a"]}
+    found[2].answered = {"source-0": ["a"]}
+    assert isinstance(judge(program(), 1, {}, found), Done)
+    found[2].answered = {"source-0": ["b"]}
+    assert judge(program(), 1, {}, found) == Mixed(["source-0"])
+    found[0].attempt, found[0].answers = "b", {"lookup": []}
+    found[1].answered = found[2].answered = {"source-0": ["a"]}
+    assert judge(program(), 1, {}, found) == Mixed(["source-0"])  # the winner itself is another
 
 
 def test_a_task_that_did_not_report_or_reported_twice_fails_the_epoch() -> None:

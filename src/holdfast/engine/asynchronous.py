@@ -320,7 +320,6 @@ class _Caller:
         try:
             await asyncio.gather(*servers)
         finally:
-            collections.deque(places, maxlen=0)  # nobody takes another record
             for server in servers:
                 server.cancel()
             await asyncio.gather(*servers, return_exceptions=True)
@@ -363,8 +362,7 @@ class _Caller:
             ) as error:  # a function may cancel what it waits for itself
                 if call.over:
                     raise asyncio.CancelledError from None
-                kept = error if self._body.on_error == "fail" else error.with_traceback(None)
-                raised = _Raised(kept)
+                raised = _Raised(error if self._body.on_error == "fail" else error.with_traceback(None))
                 continue
             raised = None  # its traceback holds this frame, and so itself
             return answer
