@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,16 @@ def make(
         **clock,
     )
     return Life(journal, catalog, program, driver, recovery, coordinator, guard, facts, outcomes)
+
+
+class Waiting(LocalRunner):
+    """Gives a checkpoint time before the next epoch."""
+
+    def run(self, plan: Any, header: Any) -> Any:
+        for thread in threading.enumerate():
+            if thread.name == "holdfast-checkpoint":
+                thread.join()
+        return super().run(plan, header)
 
 
 def live(pipeline: hf.Pipeline, directory: Path, **given: Any) -> Life:

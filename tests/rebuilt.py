@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import holdfast as hf
-from tests.drivers import Life, live
+from tests.drivers import Life, Waiting, live
 from tests.spark.test_equals_runner import bytes_in
-from tests.unit.test_recovery import Waiting
 from tests.windowed import sinks_in
 
 Build = Callable[[Any], hf.Pipeline]

@@ -31,7 +31,7 @@ from holdfast.log import answers as files
 from holdfast.log.answers import AnswerWriter, Damaged
 from holdfast.plan.draw import draw
 from holdfast.plan.fingerprint import fingerprint
-from tests.drivers import Life, live, make
+from tests.drivers import Life, Waiting, live, make
 from tests.pipelines import Row, rows
 from tests.spark.test_equals_runner import bytes_in
 from tests.unit.forgetful import ForgetfulDisk
@@ -101,16 +101,6 @@ OPTIONS: dict[str, Any] = {
     "trim_log": False,
     "max_records": 4,
 }
-
-
-class Waiting(LocalRunner):
-    """Gives a checkpoint time before the next epoch."""
-
-    def run(self, plan: Any, header: Any) -> Any:
-        for thread in threading.enumerate():
-            if thread.name == "holdfast-checkpoint":
-                thread.join()
-        return super().run(plan, header)
 
 
 def lose(life: Life, uid: str, shard: int) -> None:
@@ -601,8 +591,8 @@ def test_loops_are_closed_and_nothing_of_them_stays() -> None:
     hf.testing.run(mapped(World().ask))
     files_before, threads_before = len(os.listdir("/proc/self/fd")), threading.active_count()
     hf.testing.run(mapped(World().ask, per_epoch=2))
-    assert len(os.listdir("/proc/self/fd")) == files_before
-    assert threading.active_count() == threads_before
+    assert len(os.listdir("/proc/self/fd")) <= files_before
+    assert threading.active_count() <= threads_before
 
 
 def test_it_runs_where_a_loop_is_running_already() -> None:
@@ -684,13 +674,13 @@ def test_records_without_an_answer_are_the_same_in_a_replay(tmp_path: Path) -> N
         dead.key_by("k").process("second", Sum()).write("dead", hf.memory())
         return made
 
-    world = Moody()
-    first = live(pipeline(world), tmp_path / "dir", epochs=8, **OPTIONS)
+    world, options = Moody(), {**OPTIONS, "runner": Waiting}
+    first = live(pipeline(world), tmp_path / "dir", epochs=8, **options)
     for uid in ("first", "second"):
         for shard in (0, 1):
             lose(first, uid, shard)
-    second = live(pipeline(world), tmp_path / "dir", **OPTIONS)
-    assert second.recovery.last is not None and second.recovery.last.replayed
+    second = live(pipeline(world), tmp_path / "dir", **options)
+    assert second.recovery.last is not None and second.recovery.last.replayed == 2
     assert world.calls == len(NUMBERS)
     silent = Moody()
     plans = [second.journal.plan(e) for e in range(1, 11)]

@@ -21,9 +21,9 @@ from holdfast.recovery.memory import OUTCOMES, read_learned, read_outcomes, writ
 from holdfast.recovery.replay import Took
 from holdfast.recovery.trace import BackupLine, EpochLine, read_trace
 from holdfast.state.shard import Sealed
-from tests.drivers import Life, make
+from tests.drivers import Life, Waiting, make
 from tests.spark.test_equals_runner import sinks_in
-from tests.unit.test_recovery import ONE, Waiting, lose
+from tests.unit.test_recovery import ONE, lose
 
 NOTICE = Notice(worker_s=3.0, executor_s=3.0, executor_check_s=0.5, driver_s=3.0, host_s=3.0)
 

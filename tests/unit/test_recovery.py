@@ -1,7 +1,6 @@
 """Checkpoints, restore and replay without Spark: the real loop over the in-process runner."""
 
 import shutil
-import threading
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,9 @@ import holdfast as hf
 from holdfast.checkpoint.lifecycle import FailedCheckpoint, Reason
 from holdfast.checkpoint.metadata import Checkpoint, pack
 from holdfast.checkpoint.upload import Uploaded
-from holdfast.engine.local import LocalRunner
 from holdfast.errors import CheckpointError, DivergedError, IncompatibleError
 from holdfast.log.journal import Journal
-from tests.drivers import Life, live, make
+from tests.drivers import Life, Waiting, live, make
 from tests.pipelines import Everything, Recipe, recipes
 from tests.spark.test_equals_runner import bytes_in, sinks_in
 from tests.unit.forgetful import ForgetfulDisk
@@ -28,16 +26,6 @@ ROWS = [{"id": i, "k": 1 if i % 2 else i % 7, "name": "ann", "v": i * 0.5, "n": 
 ONE = Recipe([ROWS], 20, 2, ["map"], "process", "k", [], None, 3, 20)
 TWO = Recipe([ROWS], 20, 2, ["map", "branch"], "process", "k", ["filter"], "process", 3, 20)
 MIXED = Recipe([ROWS], 20, 2, ["map"], "aggregate", "k", ["branch"], "reduce", 2, 20)
-
-
-class Waiting(LocalRunner):
-    """Gives a checkpoint time before the next epoch."""
-
-    def run(self, plan: Any, header: Any) -> Any:
-        for thread in threading.enumerate():
-            if thread.name == "holdfast-checkpoint":
-                thread.join()
-        return super().run(plan, header)
 
 
 def oracle(recipe: Recipe, life: Life, folder: Path) -> hf.testing.Result:
