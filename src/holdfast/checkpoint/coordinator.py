@@ -330,7 +330,7 @@ class Coordinator:
             operators=self._identity.operators,
             positions=plan.positions,
             now_ms=plan.now_ms,
-            watermarks={},
+            watermarks=commit.marks,
             schemas=commit.schemas,
             shards=versions,
             storage=self._store().describe(),

@@ -63,7 +63,8 @@ class Checkpoint(msgspec.Struct, frozen=True):
     operators: dict[str, dict[str, Any]]
     positions: dict[str, Any]
     now_ms: int
-    watermarks: dict[str, int]
+    watermarks: dict[str, dict[str, int]]
+    """Of each split, by uid of the `event_time` operator, in microseconds since 1970."""
     schemas: dict[str, str]
     shards: dict[str, list[StoredVersion | None]]
     """By uid of the keyed stage; None for a shard in which nothing has happened yet."""

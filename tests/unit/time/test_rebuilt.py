@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 import holdfast as hf
-from tests.rebuilt import check, rebuilt
+from holdfast.time.units import MIN_TIME
+from tests.drivers import live
+from tests.rebuilt import LOSSES, check, rebuilt
 from tests.windowed import build, sinks_in
 
 OPERATORS = ["totals", "trend", "visits", "quiet", "priced"]
@@ -34,3 +36,13 @@ def test_the_same_on_any_parallelism(tmp_path: Path, backend: str) -> None:
         made.append({uid: result.rows(uid) for uid in uids})
     assert made[0] == made[1] == made[2]
     assert all(made[0].values()), {uid: len(rows) for uid, rows in made[0].items()}
+
+
+def test_a_checkpoint_says_how_far_event_time_was(tmp_path: Path) -> None:
+    life = live(build(sinks_in(tmp_path / "out")), tmp_path / "dir", **{**LOSSES, "checkpoint": "4 epochs"})
+    made = life.catalog.newest(life.driver.last_epoch)
+    assert made is not None
+    commit = life.journal.commit(made.epoch)
+    assert commit is not None
+    assert made.watermarks == commit.marks
+    assert all(splits and min(splits.values()) > MIN_TIME for splits in made.watermarks.values())
