@@ -30,6 +30,8 @@ class Watermark(msgspec.Struct, frozen=True):
     idle: list[str] = []
     """Splits that are not waited for."""
     ended: bool = False
+    waits: bool = False
+    """Whether nothing is read for it until others of its group are as far (`align`)."""
 
 
 class EpochFacts(msgspec.Struct, frozen=True):

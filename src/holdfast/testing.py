@@ -25,7 +25,7 @@ from holdfast.engine.keyed import Held, ProcessOperator
 from holdfast.engine.local import LocalRunner
 from holdfast.engine.program import Header, declared_schemas
 from holdfast.engine.timers import Timers
-from holdfast.engine.timing import is_due, must_wait, plan_time, taken_up
+from holdfast.engine.timing import has_risen, held_now, is_due, must_wait, plan_time, taken_up
 from holdfast.errors import EngineError
 from holdfast.functions import Context, KeyedProcess
 from holdfast.io.base import Decided, Limit, Sink, SinkWriter, TableWriter, Target, staged_table
@@ -274,11 +274,14 @@ def _ask(
     now, epoch, ends_ms = clock.first_ms, 1, None
     while epoch <= epochs:
         offers = {u: s.plan(positions.get(u), Limit(max_records, tasks, now)) for u, s in sources.items()}
-        offers = taken_up(offers, must_wait(timers, before), positions, drain=True)
-        timing = plan_time(timers, sources, offers, before, now)
+        held = held_now(offers, must_wait(timers, before), drain=True)
+        timing = plan_time(timers, sources, offers, before, now, held)
+        offers = taken_up(offers, held, positions)
         exhausted = all(o.exhausted for o in offers.values())
         nothing = not any(o.ranges for o in offers.values())
-        if nothing and not is_due(timing, before, now) and (exhausted or epoch > 1):
+        # What a source says of time alone is worth one epoch after records, not one for ever.
+        told = has_risen(timing, before) and before is not None and bool(before[0].ranges)
+        if nothing and not told and not is_due(timing, before, now) and (exhausted or epoch > 1):
             ends_ms = now + clock.linger_ms if ends_ms is None else ends_ms
             if now >= ends_ms:
                 return

@@ -149,11 +149,14 @@ def _shown(facts: dict[str, Any]) -> Table:
 
 
 def _event_time(uid: str, one: dict[str, Any]) -> Text:
+    """How far event time is at one operator, who holds it, and who is not waited for."""
     if one["ended"]:
         return Text(f"{uid}: ended")
     if one["lag_ms"] is None:
-        return Text(f"{uid}: not known yet; {one['split']} holds it back", style="yellow")
+        return Text(f"{uid}: not known yet; {one['split'] or 'nobody'} holds it back", style="yellow")
     text = f"{uid}: {clock(max(0, one['lag_ms']) / 1000)} behind; {one['split'] or 'nobody'} holds it back"
+    if one["waits"]:
+        text += "; waits for others of its group"
     if one["idle"]:
         text += f"; idle: {', '.join(one['idle'])}"
     still = one["still_ms"] >= 30_000

@@ -14,6 +14,8 @@ from holdfast.cli.output import amount, clock, millis, size
 from holdfast.cli.watching import Seen
 from holdfast.metrics import Status, Watermark
 
+_TIMES = 4
+"""So many operators are shown with their event time."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _COLOURS = {"starting": "yellow", "waiting": "yellow", "running": "green", "stopped": "cyan", "failed": "red"}
 
@@ -92,35 +94,45 @@ def _recovery(status: Status) -> list[tuple[str, Text]]:
     return [("recovery", _bound(status) + Text(f" of {status.deadline_s:g} s", style="dim"))]
 
 
-def _slowest(status: Status) -> tuple[str, Watermark] | None:
-    """The operator whose event time is furthest behind."""
-    open_still = [(u, w) for u, w in status.watermarks.items() if not w.ended]
-    unknown = [(u, w) for u, w in open_still if w.lag_ms is None]
-    return next(iter(unknown or sorted(open_still, key=lambda found: -(found[1].lag_ms or 0))), None)
+def _open(status: Status) -> list[tuple[str, Watermark]]:
+    """The operators whose event time goes on, the one furthest behind first."""
+    going = [(u, w) for u, w in status.watermarks.items() if not w.ended]
+    return sorted(going, key=lambda found: (found[1].lag_ms is not None, -(found[1].lag_ms or 0)))
 
 
 def _times(status: Status) -> list[tuple[str, Text]]:
-    """How far event time is behind; nothing where there is none."""
+    """How far event time is behind where it is furthest; nothing where there is none."""
     if not status.watermarks:
         return []
-    slowest = _slowest(status)
-    if slowest is None:
-        return [("event time", Text("ended", style="dim"))]
-    lag_ms = slowest[1].lag_ms
-    if lag_ms is None:
-        return [("event time", Text("not known yet", style="yellow"))]
-    return [("event time", Text(f"{clock(max(0, lag_ms) / 1000)} behind", style="bold"))]
+    return [("event time", next((_lag(one) for _, one in _open(status)), Text("ended", style="dim")))]
 
 
-def _held(status: Status, width: int) -> Text:
+def _lag(one: Watermark) -> Text:
+    if one.lag_ms is None:
+        return Text("not known yet", style="yellow")
+    return Text(f"{clock(max(0, one.lag_ms) / 1000)} behind", style="bold")
+
+
+def _held(uid: str, one: Watermark, width: int) -> Text:
     """Who holds event time back, and for how long it has not moved."""
-    slowest = _slowest(status)
-    if slowest is None or not slowest[1].split:
+    if one.waits:
+        return Text(_fitting(f"{uid} waits for its group", width), style="yellow")
+    if not one.split:
         return Text("")
-    uid, one = slowest
     still = f", still for {clock(one.still_ms / 1000)}" if one.still_ms >= 10_000 else ""
     text = f"{one.split} holds {uid}{still}"
     return Text(_fitting(text, width), style="yellow" if still else "dim")
+
+
+def _time_rows(status: Status, width: int) -> list[tuple[str, Text, Text, str, Text]]:
+    """A row for each operator that says how far event time is, at most a few; how much came late on the first."""
+    if not status.watermarks:
+        return []
+    late = sum(status.late_records.values())
+    rows = [(_lag(one), _held(uid, one, width)) for uid, one in _open(status)[:_TIMES]]
+    (first, held), *others = rows or [(Text("ended", style="dim"), Text(""))]
+    counted = Text(amount(late), style="yellow" if late else "dim")
+    return [("event time", first, held, "late", counted), *(("", t, h, "", Text("")) for t, h in others)]
 
 
 def _title(status: Status) -> Text:
@@ -165,17 +177,7 @@ def _figures(seen: Seen, status: Status, spark: int) -> Table:
             _checkpoint(status),
         ),
     ]
-    for label, value in _times(status):
-        late = sum(status.late_records.values())
-        rows.append(
-            (
-                label,
-                value,
-                _held(status, spark),
-                "late",
-                Text(amount(late), style="yellow" if late else "dim"),
-            )
-        )
+    rows += _time_rows(status, spark)
     if status.bound_s:
         rows.append(("recovery", _bound(status), recovery_bar(status, spark), "deadline", _deadline(status)))
         rows.append(("", Text(""), _parts(status), "backup", _backup(status)))

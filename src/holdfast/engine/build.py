@@ -13,7 +13,7 @@ from holdfast.io.base import Source
 from holdfast.log.records import Commit, Identity
 from holdfast.plan import graph as g
 from holdfast.plan.stages import Stages, cut
-from holdfast.plan.times import input_stamp, needs_time
+from holdfast.plan.times import assigners, input_stamp, needs_time
 from holdfast.state.descriptors import declared_states
 
 if TYPE_CHECKING:
@@ -35,7 +35,18 @@ def build_stages(pipeline: Pipeline) -> Stages:
 
 
 def _check_times(stages: Stages) -> None:
-    """Raise for a window over a stream that has no event time, or several."""
+    """Raise for a window over a stream that has no event time, or several, and for what splits alone can be told."""
+    for one in assigners(stages):
+        asked = [
+            n for n, v in (("idle_after", one.body.idle_after_ms), ("align", one.body.align)) if v is not None
+        ]
+        if asked and one.roots:
+            raise PipelineError(
+                f"{' and '.join(asked)} can be had where a source is read, and this stands behind {one.roots[0]!r}.",
+                uid=one.uid,
+                where=stages.graph.by_uid(one.uid).where,
+                remedy="Give it to an event_time before key_by: a split that is idle there holds nobody here.",
+            )
     for node in stages.graph.of_kind(g.WINDOW):
         if input_stamp(stages.graph, node) is None:
             raise PipelineError(

@@ -25,14 +25,17 @@ def when_to_cut(
     drain: bool,
     empty: bool = False,
     due: bool = False,
+    risen: bool = False,
+    after_records: bool = True,
 ) -> Wait:
     """Whether to cut an epoch now.
 
     "interval": when the interval is over and there is data (or without, if `empty` ones are wanted), or at
     once when an epoch is full or more is waiting; "data": as soon as there is any; "full": only when an epoch
     is full, or nothing more can come. Where time itself is `due` (a timer, a split that has become idle, the end of a
-    source), an epoch is cut at once, with data or without. Draining, whatever is there is taken at once, and the end comes when
-    there is nothing.
+    source), an epoch is cut at once, with data or without. Where a source says that a watermark has `risen`, one is cut when the
+    interval is over. Draining, whatever is there is taken at once, and the end comes when there is nothing; a watermark
+    alone is worth an epoch then only after one with records, as it may rise with the clock, for ever.
 
     >>> when_to_cut("data", 1, waited_s=0, records=0, full=False, backlog=0, exhausted=False, drain=False)
     <Wait.WAIT: 'wait'>
@@ -40,7 +43,7 @@ def when_to_cut(
     if due:
         return Wait.CUT
     if records == 0 and (exhausted or drain):
-        return Wait.END
+        return Wait.CUT if risen and after_records else Wait.END
     if full or backlog > 0 or drain:
         return Wait.CUT
     if exhausted and records:
@@ -48,5 +51,7 @@ def when_to_cut(
     if cut == "data" and records:
         return Wait.CUT
     if cut == "interval" and waited_s >= interval_s and (records or empty):
+        return Wait.CUT
+    if risen and waited_s >= interval_s:
         return Wait.CUT
     return Wait.WAIT

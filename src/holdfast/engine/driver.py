@@ -39,7 +39,17 @@ from holdfast.engine.epoch import (
     texts,
 )
 from holdfast.engine.program import Header, Program, Report, declared_schemas
-from holdfast.engine.timing import PlannedTime, is_due, must_wait, plan_time, shown_time, taken_up
+from holdfast.engine.timing import (
+    PlannedTime,
+    has_risen,
+    held_now,
+    is_due,
+    must_wait,
+    plan_time,
+    shown_time,
+    still_for,
+    taken_up,
+)
 from holdfast.errors import EngineError, HoldfastError, JobLostError, SinkError
 from holdfast.faults.kinds import Fault
 from holdfast.faults.points import reach
@@ -87,18 +97,20 @@ class Driver:
         tasks: int,
         guard: Guard | None = None,
         on_epoch: Callable[[EpochFacts], None] = lambda facts: None,
+        on_quiet: Callable[[dict[str, Watermark]], None] = lambda watermarks: None,
         say: Callable[[str], None] = lambda message: None,
         clock_ms: Callable[[], int] = lambda: int(time.time() * 1000),
     ) -> None:
         self._program, self._runner, self._journal, self._settings = program, runner, journal, settings
         self._coordinator, self._recovery, self._guard, self._say = coordinator, recovery, guard, say
-        self._tasks, self._on_epoch, self._clock_ms = tasks, on_epoch, clock_ms
+        self._tasks, self._on_epoch, self._on_quiet, self._clock_ms = tasks, on_epoch, on_quiet, clock_ms
         graph = program.stages.graph
         self._sources: dict[str, Source] = {n.uid: n.body for n in graph.of_kind(g.SOURCE)}
         self._sinks: dict[str, g.Node] = {n.uid: n for n in graph.of_kind(g.SINK)}
         self._assigners = assigners(program.stages)
         self._moved_ms: dict[str, tuple[int, int]] = {}
         self._told_still: set[str] = set()
+        self._shown: dict[str, Watermark] = {}
         self._stop = threading.Event()
         self._upkeep = _Upkeep([n.body for n in self._sinks.values()], Path(program.staging))
         self._last: Commit | None = None
@@ -218,8 +230,10 @@ class Driver:
             return None
         while True:
             self._planning_at = time.perf_counter()  # waiting for data is no part of an epoch
-            offers = self._offers()
-            timing = plan_time(self._assigners, self._sources, offers, self._before, self._polled_ms)
+            asked = self._offers()
+            held = held_now(asked, must_wait(self._assigners, self._before), drain=self._settings.drain)
+            timing = plan_time(self._assigners, self._sources, asked, self._before, self._polled_ms, held)
+            offers = taken_up(asked, held, self._positions)
             wait = when_to_cut(
                 self._settings.cut,
                 self._settings.interval_s,
@@ -231,6 +245,8 @@ class Driver:
                 drain=self._settings.drain,
                 empty=self._settings.empty_epochs,
                 due=is_due(timing, self._before, self._polled_ms),
+                risen=has_risen(timing, self._before),
+                after_records=self._last_plan is not None and bool(self._last_plan.ranges),
             )
             if wait is Wait.CUT:
                 break
@@ -243,6 +259,7 @@ class Driver:
                 return None
             self._idle_s += time.monotonic() - idle
             self._look_around()
+        self._backlog = sum(o.backlog for o in asked.values()) + _count({uid: asked[uid] for uid in held})
         return self._fix(offers, timing)
 
     def _await_backup(self) -> bool:
@@ -282,8 +299,7 @@ class Driver:
             except HoldfastError as error:
                 node = self._program.stages.graph.by_uid(uid)
                 raise error.at(uid, node.where) from None
-        waiting = must_wait(self._assigners, self._before)
-        return taken_up(offers, waiting, self._positions, drain=self._settings.drain)
+        return offers
 
     @property
     def _before(self) -> tuple[Plan, Commit] | None:
@@ -314,7 +330,6 @@ class Driver:
             exhausted=[uid for uid, o in offers.items() if o.exhausted],
             **timing.fields(),
         )
-        self._backlog = sum(o.backlog for o in offers.values())
         self._cut_at = time.monotonic()
         reach("plan.before_record")
         plan = self._journal.put_plan(plan)
@@ -332,6 +347,10 @@ class Driver:
             self._recovery.recover(self._last)
         if self._guard is not None:
             self._guard.refresh()
+        if self._shown:
+            quiet = still_for(self._shown, self._moved_ms, self._polled_ms)
+            self._tell_still(quiet)
+            self._on_quiet(quiet)
         self._back_up()
 
     # 2 Run
@@ -384,8 +403,13 @@ class Driver:
             self._back_up()
 
     def _watermarks(self, plan: Plan, commit: Commit) -> dict[str, Watermark]:
-        """Event time after an epoch; a watermark that stands still for long is told of, with what holds it."""
-        found = shown_time(self._assigners, plan, commit, self._moved_ms)
+        """Event time after an epoch."""
+        self._shown = shown_time(self._assigners, plan, commit, self._moved_ms)
+        self._tell_still(self._shown)
+        return self._shown
+
+    def _tell_still(self, found: dict[str, Watermark]) -> None:
+        """A watermark that stands still for long is told of, with what holds it, once until it moves."""
         for uid, one in found.items():
             if one.still_ms < STILL_MS:
                 self._told_still.discard(uid)
@@ -397,7 +421,6 @@ class Driver:
                     one.still_ms // 1000,
                     one.split,
                 )
-        return found
 
     # 5 Decide
 

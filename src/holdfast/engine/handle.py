@@ -40,7 +40,7 @@ from holdfast.errors import EngineError, HoldfastError
 from holdfast.faults.points import check_asked
 from holdfast.log.journal import Journal
 from holdfast.log.tenancy import Tenancy
-from holdfast.metrics import EpochFacts, Recent, Status, write_status
+from holdfast.metrics import EpochFacts, Recent, Status, Watermark, write_status
 from holdfast.plan import graph as g
 from holdfast.plan.fingerprint import fingerprint
 from holdfast.recovery.guard import Guard
@@ -251,6 +251,7 @@ class Handle:
             tasks=cores,
             guard=guard,
             on_epoch=self._epoch,
+            on_quiet=self._quiet,
             say=self._say,
         )
 
@@ -334,6 +335,11 @@ class Handle:
             status.late_records[uid] = status.late_records.get(uid, 0) + count
         status.watermarks = facts.watermarks
         self._tell(facts)
+
+    def _quiet(self, watermarks: dict[str, Watermark]) -> None:
+        """Nothing comes: event time falls behind all the same."""
+        self._status.watermarks = watermarks
+        self._tell(None)
 
     def _forecast(self) -> None:
         """Recovery as it would be now, as often as anybody looks."""

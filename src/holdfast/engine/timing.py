@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from holdfast.io.base import Offer, Source
 from holdfast.log.records import Commit, Plan
 from holdfast.metrics import Watermark
@@ -41,15 +43,29 @@ def plan_time(
     offers: Mapping[str, Offer],
     before: tuple[Plan, Commit] | None,
     now_ms: int,
+    held: Collection[str] = (),
 ) -> PlannedTime:
-    """Event time as the next epoch starts with it, given the one before and what the sources offer."""
-    exhausted = {uid for uid, offer in offers.items() if offer.exhausted}
+    """Event time as the next epoch starts with it, given the one before and what the sources offer.
+
+    `held` are sources that must wait: what they offer is there, and is not read.
+    """
+    exhausted = {uid for uid, offer in offers.items() if offer.exhausted and uid not in held}
     made = PlannedTime(clocks={} if before is None else dict(before[1].clocks))
     for one in assigners:
         marks = {} if before is None else before[1].marks.get(one.uid, {})
         active = {} if before is None else before[0].active_ms.get(one.uid, {})
-        there, reading = _splits(one, sources, offers, marks)
-        splits, idle = planned(Splits(marks, active), there, reading, now_ms, one.body.idle_after_ms)
+        was_idle = [] if before is None else before[0].idle.get(one.uid, [])
+        found = _splits(one, sources, offers, marks, held)
+        splits, idle = planned(
+            Splits(marks, active, was_idle),
+            found.there,
+            found.reading,
+            now_ms,
+            one.body.idle_after_ms,
+            waiting=found.waiting,
+            unsure=found.unsure,
+            declared=found.declared,
+        )
         made.marks[one.uid] = dict(splits.known)
         made.active_ms[one.uid] = {s: at for s, at in splits.active_ms.items() if s not in one.roots}
         idle = [s for s in idle if s not in one.roots]
@@ -58,32 +74,58 @@ def plan_time(
         if one.above <= exhausted:
             made.ended.append(one.uid)
         if isinstance(one.body.watermarks, FromSource):
-            merge(made.given, {one.uid: _given(one, offers)})
+            merge(made.given, {one.uid: _given(one, offers, held)})
     return made
 
 
+@dataclasses.dataclass
+class _Found:
+    """The splits of an assigner, by what its sources say of them."""
+
+    there: set[str]
+    reading: set[str] = dataclasses.field(default_factory=set)
+    waiting: set[str] = dataclasses.field(default_factory=set)
+    unsure: set[str] = dataclasses.field(default_factory=set)
+    declared: set[str] = dataclasses.field(default_factory=set)
+
+
 def _splits(
-    one: Assigner, sources: Mapping[str, Source], offers: Mapping[str, Offer], known: Mapping[str, int]
-) -> tuple[Collection[str] | None, set[str]]:
-    """All splits, and those that are read now. A source that does not say which it has keeps those it had."""
-    there: set[str] = set(one.roots)
-    reading: set[str] = set()
+    one: Assigner,
+    sources: Mapping[str, Source],
+    offers: Mapping[str, Offer],
+    known: Mapping[str, int],
+    held: Collection[str],
+) -> _Found:
+    """All splits, and what is known of them. A source that does not say which it has keeps those it had."""
+    found = _Found(set(one.roots))
     for uid in one.sources:
         offer = offers[uid]
         if offer.exhausted and not offer.ranges:
             continue  # its records are read: nobody waits for more
         if offer.splits is None:
-            there |= {s for s in known if s == uid or s.startswith(f"{uid}/")}
+            there = {s for s in known if s == uid or s.startswith(f"{uid}/")}
         else:
-            there |= {split_name(uid, s) for s in offer.splits}
-        reading |= {split_name(uid, sources[uid].split_of(piece)) for piece in offer.ranges}
-    return there, reading
+            there = {split_name(uid, s) for s in offer.splits}
+        offered = {split_name(uid, sources[uid].split_of(piece)) for piece in offer.ranges}
+        found.there |= there
+        if uid in held:
+            found.waiting |= offered
+            found.there |= offered
+        else:
+            found.reading |= offered
+        if offer.waiting is not None:
+            found.waiting |= {split_name(uid, s) for s in offer.waiting}
+        elif offer.backlog > 0:
+            found.unsure |= there
+        found.declared |= {split_name(uid, s) for s in offer.idle}
+    return found
 
 
-def _given(one: Assigner, offers: Mapping[str, Offer]) -> dict[str, int]:
+def _given(one: Assigner, offers: Mapping[str, Offer], held: Collection[str]) -> dict[str, int]:
     return {
         split_name(uid, split): at_ms * 1000 + 999
         for uid in one.sources
+        if uid not in held
         for split, at_ms in offers[uid].watermarks.items()
     }
 
@@ -93,6 +135,7 @@ def shown_time(
 ) -> dict[str, Watermark]:
     """Event time after an epoch, for people. `moved_ms` keeps what each watermark was, and since when."""
     made = {}
+    waiting = ahead(assigners, plan, commit)
     for one in assigners:
         marks, idle = commit.marks.get(one.uid, {}), plan.idle.get(one.uid, [])
         mark = watermark(marks, idle)
@@ -105,11 +148,31 @@ def shown_time(
         made[one.uid] = Watermark(
             ms=ms,
             lag_ms=None if ms is None else plan.now_ms - ms,
-            split="" if held is None or at == MAX_TIME else held[1],
+            split="" if at == MAX_TIME else _holder(one, held, bool(marks)),
             still_ms=plan.now_ms - moved_ms[one.uid][1],
             idle=list(idle),
             ended=at == MAX_TIME,
+            waits=one.uid in waiting,
         )
+    return made
+
+
+def _holder(one: Assigner, held: tuple[str, str, int] | None, known: bool) -> str:
+    """The split that holds an assigner; before any is known, the sources it waits for."""
+    if held is not None:
+        return held[1]
+    return "" if known else ", ".join((*one.sources, *one.roots))
+
+
+def still_for(
+    found: Mapping[str, Watermark], moved_ms: Mapping[str, tuple[int, int]], now_ms: int
+) -> dict[str, Watermark]:
+    """Event time as it is some time after the last epoch: nothing has moved since."""
+    made = {}
+    for uid, one in found.items():
+        since = moved_ms.get(uid, (0, now_ms))[1]
+        lag = None if one.ms is None else now_ms - one.ms
+        made[uid] = msgspec.structs.replace(one, lag_ms=lag, still_ms=now_ms - since)
     return made
 
 
@@ -125,28 +188,47 @@ def is_due(made: PlannedTime, before: tuple[Plan, Commit] | None, now_ms: int) -
     return bool(newly_ended) or newly_idle
 
 
+def has_risen(made: PlannedTime, before: tuple[Plan, Commit] | None) -> bool:
+    """Whether a source says that a split is further than it was known to be, records or not."""
+    known = {} if before is None else before[1].marks
+    return any(
+        mark > known.get(uid, {}).get(split, MIN_TIME)
+        for uid, splits in made.given.items()
+        for split, mark in splits.items()
+    )
+
+
 def must_wait(assigners: Sequence[Assigner], before: tuple[Plan, Commit] | None) -> set[str]:
     """The sources that are held back in the next epoch, because they are too far ahead of others in their group."""
-    groups = {a.uid: (a.body.align, a.body.drift_us) for a in assigners if a.body.align is not None}
-    if before is None or not groups:
+    if before is None:
         return set()
-    plan, commit = before
+    held = ahead(assigners, *before)
+    return {source for a in assigners if a.uid in held for source in a.sources}
+
+
+def ahead(assigners: Sequence[Assigner], plan: Plan, commit: Commit) -> set[str]:
+    """The assigners that are too far ahead of the slowest of their group after an epoch."""
+    groups = {a.uid: (a.body.align, a.body.drift_us) for a in assigners if a.body.align is not None}
     marks: dict[str, int] = {}
     for uid in groups:
         mark = watermark(commit.marks.get(uid, {}), plan.idle.get(uid, ()))
         if mark is not None and mark != MAX_TIME:
             marks[uid] = mark
-    held = held_back(marks, groups)
-    return {source for a in assigners if a.uid in held for source in a.sources}
+    return held_back(marks, groups)
+
+
+def held_now(offers: Mapping[str, Offer], waiting: Collection[str], *, drain: bool) -> set[str]:
+    """The sources of which nothing is read though they offer something: those that must wait.
+
+    Nobody does where all is to be drained and the others have nothing more.
+    """
+    if drain and not any(o.ranges for uid, o in offers.items() if uid not in waiting):
+        return set()
+    return {uid for uid in waiting if offers[uid].ranges}
 
 
 def taken_up(
-    offers: Mapping[str, Offer], waiting: Collection[str], positions: Mapping[str, Any], *, drain: bool
+    offers: Mapping[str, Offer], held: Collection[str], positions: Mapping[str, Any]
 ) -> dict[str, Offer]:
-    """What is read of the offers: nothing of sources that wait, unless all is to be drained and nobody else has anything."""
-    if drain and not any(o.ranges for uid, o in offers.items() if uid not in waiting):
-        waiting = ()
-    return {
-        uid: Offer([], positions.get(uid), splits=offer.splits) if uid in waiting and offer.ranges else offer
-        for uid, offer in offers.items()
-    }
+    """What is read of the offers: nothing of sources that are held."""
+    return {uid: Offer([], positions.get(uid)) if uid in held else o for uid, o in offers.items()}

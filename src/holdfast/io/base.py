@@ -75,6 +75,10 @@ class Offer(msgspec.Struct, frozen=True):
     """All splits that there are, those with nothing to read included; None: those that ever had something."""
     watermarks: dict[str, int] = {}
     """How far splits will be once this is read, in milliseconds, if the source knows: nothing at or below will come."""
+    waiting: list[str] | None = None
+    """Splits of which more is there than is offered; None: not known. A split that has something is never idle."""
+    idle: list[str] = []
+    """Splits that are not to be waited for, as the source knows of itself, until they offer something."""
 
 
 class Reading:

@@ -78,18 +78,24 @@ class RecordsSource(Source):
         ends = [self._table.num_rows * (split + 1) // self._splits for split in range(self._splits)]
         places = [0, *ends[:-1]] if position is None else list(position)
         left = limit.records if self._per_epoch is None else min(limit.records, self._per_epoch)
-        ranges = []
-        for split, end in enumerate(ends):
-            share = -(-left // (self._splits - split))
-            count = min(share, end - places[split])
-            if count > 0:
-                start = places[split]
-                ranges.append(Range(f"{split:04d}", start, start + count, records=count))
-                places[split] += count
-                left -= count
-        waiting = sum(end - place for end, place in zip(ends, places, strict=True))
+        # Who has the most left comes first: with fewer records than splits none is left behind for good.
+        fullest = sorted(range(self._splits), key=lambda split: places[split] - ends[split])
+        counts = [0] * self._splits
+        for number, split in enumerate(fullest):
+            counts[split] = min(-(-left // (self._splits - number)), ends[split] - places[split])
+            left -= counts[split]
         names = [f"{split:04d}" for split in range(self._splits)]
-        return Offer(ranges, places, backlog=waiting, exhausted=waiting == 0, splits=names)
+        ranges = [Range(n, p, p + c, records=c) for n, p, c in zip(names, places, counts, strict=True) if c]
+        places = [place + count for place, count in zip(places, counts, strict=True)]
+        rest = [end - place for end, place in zip(ends, places, strict=True)]
+        return Offer(
+            ranges,
+            places,
+            backlog=sum(rest),
+            exhausted=not any(rest),
+            splits=names,
+            waiting=[name for name, more in zip(names, rest, strict=True) if more],
+        )
 
     def read(self, piece: Range, reading: Reading) -> Iterator[pa.Table]:
         for start in range(piece.start, piece.end, TABLE_ROWS):

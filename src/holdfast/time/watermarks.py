@@ -241,6 +241,8 @@ class Splits:
     """The mark of each."""
     active_ms: Mapping[str, int]
     """When each had something to read last, by the planned clock."""
+    idle: Collection[str] = ()
+    """Those that were idle in the epoch before."""
 
 
 def planned(
@@ -249,18 +251,34 @@ def planned(
     reading: Collection[str],
     now_ms: int,
     idle_after_ms: int | None,
+    *,
+    waiting: Collection[str] = (),
+    unsure: Collection[str] = (),
+    declared: Collection[str] = (),
 ) -> tuple[Splits, list[str]]:
     """The splits of an epoch, and which of them are idle in it.
+
+    A split that has something is not idle, whether it is read now or not: who called it so would pass by what waits.
 
     Args:
         there: all splits that the source has, where it says so; those that are not among them are finished.
         reading: the splits that this epoch reads.
+        waiting: those that have something which is not read yet.
+        unsure: those that may have: they stay as they were, idle or not.
+        declared: those that the source calls idle.
     """
     names = {*before.known, *reading} if there is None else {*there, *reading}
     known = {name: before.known.get(name, MIN_TIME) for name in sorted(names)}
-    active = {name: now_ms if name in reading else before.active_ms.get(name, now_ms) for name in known}
-    idle = [n for n in known if idle_after_ms is not None and now_ms - active[n] >= idle_after_ms]
-    return Splits(known, active), [n for n in idle if n not in reading]
+    busy = {*reading, *waiting}
+    fresh = busy | (set(unsure) - set(before.idle))
+    active = {name: now_ms if name in fresh else before.active_ms.get(name, now_ms) for name in known}
+
+    def quiet(name: str) -> bool:
+        silent = idle_after_ms is not None and now_ms - active[name] >= idle_after_ms
+        return name not in busy and (silent or name in declared)
+
+    idle = [name for name in known if quiet(name)]
+    return Splits(known, active, idle), idle
 
 
 def held_back(watermarks: Mapping[str, int], groups: Mapping[str, tuple[str | None, int]]) -> set[str]:

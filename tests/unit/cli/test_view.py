@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from holdfast.cli.view import narrow_view, run_view, sparkline
 from holdfast.cli.watching import Seen
 from holdfast.engine.handle import STOPPING
-from holdfast.metrics import EpochFacts, Status
+from holdfast.metrics import EpochFacts, Status, Watermark
 
 
 def drawn(view: RenderableType, width: int = 100) -> str:
@@ -124,3 +124,23 @@ def test_the_narrow_view_holds_its_width(seen: Seen, clock: list[float]) -> None
     assert "starting Spark…" in drawn(narrow_view(seen, 44))
     run_epochs(seen, clock)
     assert {len(line) for line in drawn(narrow_view(seen, 44)).rstrip("\n").split("\n")} == {44}
+
+
+def test_event_time_is_shown_for_each_operator_the_slowest_first(seen: Seen, clock: list[float]) -> None:
+    run_epochs(seen, clock)
+    marks = {
+        "a.time": Watermark(ms=1, lag_ms=5_000, split="a/0", still_ms=0),
+        "b.time": Watermark(ms=1, lag_ms=65_000, split="b/1", still_ms=12_000),
+        "c.time": Watermark(ms=1, lag_ms=1_000, split="c/0", still_ms=0, waits=True),
+        "d.time": Watermark(ms=None, lag_ms=None, split="", still_ms=0, ended=True),
+    }
+    seen.hear(status(watermarks=marks, late_records={"w": 3}), None)
+    lines = [line for line in drawn(run_view(seen)).splitlines() if "behind" in line]
+    assert ["b/1 holds b.time, still for 0:12" in lines[0], "a/0 holds a.time" in lines[1]] == [True, True]
+    assert "c.time waits for its group" in lines[2]
+    assert "event time" in lines[0] and "late" in lines[0] and "late" not in lines[1]
+    assert len(lines) == 3
+    assert "1:05 behind" in drawn(narrow_view(seen, 60))
+    ended = {uid: Watermark(ms=None, lag_ms=None, split="", still_ms=0, ended=True) for uid in marks}
+    seen.hear(status(watermarks=ended), None)
+    assert "ended" in drawn(run_view(seen))

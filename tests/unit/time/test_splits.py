@@ -1,0 +1,294 @@
+"""Splits that have something are never idle, sources that are held stay held, and time that stands still is told of."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import holdfast as hf
+from holdfast.cli.status import _event_time
+from holdfast.engine.cut import Wait, when_to_cut
+from holdfast.errors import PipelineError
+from holdfast.io.base import Limit, Offer, Range, Reading, Source
+from holdfast.metrics import Watermark
+from holdfast.time.units import MIN_TIME
+from holdfast.time.watermarks import Splits, planned
+from tests.drivers import live, make
+from tests.unit.time.test_event_time import Script, at, counted, results, two_sources
+
+S = 1_000_000
+NAMES = st.sampled_from("abcd")
+
+
+class Queue(Source):
+    """Splits with records that wait: an epoch takes some of the first that have any, and nothing of the others."""
+
+    def __init__(
+        self, splits: dict[str, list[int]], per_epoch: int, *, tells: bool, ends: bool = True
+    ) -> None:
+        self._splits, self._per_epoch, self._tells, self._ends = splits, per_epoch, tells, ends
+
+    def schema(self) -> pa.Schema:
+        return pa.schema([("k", pa.string()), ("at", pa.int64())])
+
+    def plan(self, position: Any, limit: Limit) -> Offer:
+        places = dict(position or dict.fromkeys(self._splits, 0))
+        ranges, left = [], self._per_epoch
+        for name, times in self._splits.items():
+            count = min(left, len(times) - places[name])
+            if count:
+                ranges.append(Range(name, places[name], places[name] + count, records=count))
+                places[name] += count
+                left -= count
+        rest = {n: len(t) - places[n] for n, t in self._splits.items()}
+        more = [n for n, count in rest.items() if count] if self._tells else None
+        return Offer(
+            ranges,
+            places,
+            backlog=sum(rest.values()),
+            exhausted=self._ends and not any(rest.values()),
+            splits=list(self._splits),
+            waiting=more,
+        )
+
+    def read(self, piece: Range, reading: Reading) -> Iterator[pa.Table]:
+        times = self._splits[piece.split][piece.start : piece.end]
+        yield pa.table({"k": ["a"] * len(times), "at": times}, schema=self.schema())
+
+
+# Idle
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_split_whose_records_wait_is_not_idle_however_long_it_is_not_read(tells: bool) -> None:
+    source = Queue({"0": list(range(0, 40)), "1": list(range(0, 40, 2))}, 4, tells=tells)
+    result = hf.testing.run(counted(source, idle_after="2s"), step_ms=1000)
+    assert all("in/1" not in p.idle.get("in.time", ()) for p in result.plans)
+    assert result.rows("late") == []
+    assert sorted(r["n"] for r in result.rows("out")) == [15] * 4
+
+
+def test_a_split_that_is_idle_stays_so_while_nobody_knows_whether_it_has_something() -> None:
+    before = Splits({"0": 5, "1": 5}, {"0": 0, "1": 0}, ["1"])
+    splits, idle = planned(before, ["0", "1"], [], 10_000, 1_000, unsure=["0", "1"])
+    assert idle == ["1"]
+    assert splits.active_ms == {"0": 10_000, "1": 0}
+
+
+@given(
+    st.sets(NAMES),
+    st.sets(NAMES),
+    st.sets(NAMES),
+    st.sets(NAMES),
+    st.integers(0, 100),
+    st.none() | st.integers(1, 50),
+)
+def test_who_has_something_is_never_idle(
+    reading: set[str], waiting: set[str], unsure: set[str], declared: set[str], now_ms: int, after: int | None
+) -> None:
+    before = Splits(dict.fromkeys("abcd", MIN_TIME), dict.fromkeys("abcd", 0))
+    splits, idle = planned(
+        before, list("abcd"), reading, now_ms, after, waiting=waiting, unsure=unsure, declared=declared
+    )
+    assert not set(idle) & (reading | waiting)
+    assert set(idle) >= declared - reading - waiting
+    assert all(splits.active_ms[name] == now_ms for name in reading | waiting | unsure)
+    if after is None:
+        assert set(idle) <= declared
+
+
+def test_records_in_memory_leave_no_split_behind() -> None:
+    rows = [{"k": "a", "at": second} for _ in range(3) for second in range(20)]
+    result = hf.testing.run(counted(hf.records(rows, splits=3, per_epoch=2), idle_after="2s"), step_ms=1000)
+    assert result.rows("late") == []
+    assert sorted(r["n"] for r in result.rows("out")) == [30, 30]
+
+
+class Declared(Script):
+    """Says from its third epoch on that one of its splits is idle."""
+
+    def plan(self, position: Any, limit: Limit) -> Offer:
+        offer = super().plan(position, limit)
+        idle = ["1"] if (position or 0) >= 2 else []
+        return Offer(offer.ranges, offer.position, exhausted=offer.exhausted, splits=offer.splits, idle=idle)
+
+
+def test_a_source_may_say_itself_that_a_split_is_idle_and_that_is_worth_an_epoch() -> None:
+    source = Declared([{"0": at(1), "1": at(2)}, {"0": at(50)}], splits=["0", "1"], bounded=False)
+    result = hf.testing.run(counted(source))
+    assert [p.idle for p in result.plans] == [{}, {}, {"in.time": ["in/1"]}]
+    assert result.commits[-1].records_in == 0
+    assert results(result) == [(3, 2)]
+
+
+# Given by the source
+
+
+class Telling(Source):
+    """One record, and then nothing but how far it is; `steps` is what it says, by the planned clock or once for all."""
+
+    def __init__(self, *, rises: bool = False) -> None:
+        self._rises = rises
+
+    def schema(self) -> pa.Schema:
+        return pa.schema([("k", pa.string()), ("at", pa.int64())])
+
+    def plan(self, position: Any, limit: Limit) -> Offer:
+        if position is None:
+            return Offer([Range("0", 0, 1, records=1)], 1, splits=["0"])
+        return Offer([], 1, splits=["0"], watermarks={"0": limit.now_ms if self._rises else 60_000})
+
+    def read(self, piece: Range, reading: Reading) -> Iterator[pa.Table]:
+        yield pa.table({"k": ["a"], "at": [1]}, schema=self.schema())
+
+
+@pytest.mark.parametrize("rises", [False, True])
+def test_what_a_source_says_of_time_moves_it_without_records(rises: bool, tmp_path: Path) -> None:
+    pipeline = counted(Telling(rises=rises), watermark=hf.from_source())
+    result = hf.testing.run(pipeline)
+    assert results(result) == [(2, 1)]
+    life = live(pipeline, tmp_path)
+    assert [f.records_in for f in life.facts] == [1, 0]
+
+
+def test_a_watermark_that_rises_is_worth_an_epoch_each_interval() -> None:
+    def cut(waited_s: float, **facts: Any) -> Wait:
+        base = {"records": 0, "full": False, "backlog": 0, "exhausted": False, "drain": False, "risen": True}
+        return when_to_cut("data", 1.0, waited_s=waited_s, **{**base, **facts})
+
+    assert (cut(0.0), cut(1.0)) == (Wait.WAIT, Wait.CUT)
+    assert cut(1.0, risen=False) is Wait.WAIT
+    assert cut(0.0, drain=True) is Wait.CUT
+    assert cut(9.0, drain=True, after_records=False) is Wait.END
+
+
+# Alignment
+
+
+def leads(result: hf.testing.Result) -> list[float]:
+    """How far the fast source was ahead of the slow one, in seconds, while both went on."""
+    found = []
+    for commit in result.commits:
+        marks = [min(commit.marks[uid].values(), default=MIN_TIME) for uid in ("fast.time", "slow.time")]
+        if min(marks) > MIN_TIME and max(marks) < 10_000 * S:
+            found.append((marks[0] - marks[1]) / S)
+    return found
+
+
+@pytest.mark.parametrize("time", [{}, {"idle_after": "3s"}], ids=["awake", "idle"])
+def test_a_source_that_is_held_does_not_become_idle_by_it(time: dict[str, Any]) -> None:
+    fast = Script([{"0": at(t)} for t in range(0, 1500, 50)])
+    slow = Script([{"0": at(t)} for t in range(30)])
+    result = hf.testing.run(two_sources(fast, slow, align="both", drift="60s", **time), step_ms=1000)
+    held = [c for c in leads(result) if c]
+    assert len(held) >= 20
+    assert max(held) <= 60 + 50 + 1
+    assert sum(r["n"] for r in result.rows("out")) == 60
+
+
+def test_what_is_held_is_seen_as_backlog_and_as_waiting(tmp_path: Path) -> None:
+    fast = Script([{"0": at(t)} for t in (10, 100, 200, 300)])
+    slow = Script([{"0": at(t)} for t in (10, 20, 30, 190, 290)])
+    life = live(two_sources(fast, slow, align="both", drift="60s"), tmp_path)
+    held = [f for f in life.facts if f.watermarks["fast.time"].waits]
+    assert [f.epoch for f in held] == [2, 3]
+    assert [f.backlog for f in life.facts][2:4] == [1, 1]
+    assert not any(f.watermarks["slow.time"].waits for f in life.facts[:3])
+
+
+@pytest.mark.parametrize("asked", [{"idle_after": "3s"}, {"align": "all", "drift": "1m"}])
+def test_idleness_and_alignment_are_refused_where_there_are_no_splits(asked: dict[str, Any]) -> None:
+    made = hf.Pipeline("p")
+    totals = made.read("in", Script([{"0": at(1)}])).key_by("k").aggregate("totals", seen=hf.max("at"))
+    totals.event_time("seen", unit="s", uid="again", **asked).write("out", hf.memory())
+    with pytest.raises(PipelineError, match="stands behind 'totals'") as caught:
+        hf.testing.run(made)
+    assert caught.value.uid == "again"
+    assert "before key_by" in str(caught.value)
+
+
+# Seen
+
+
+def test_a_watermark_that_stands_still_is_told_of_once_with_who_holds_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = [1_000_000]
+
+    def tick() -> int:
+        clock[0] += 4_000
+        return clock[0]
+
+    source = Script(
+        [{"0": at(t), "1": at(1)} if t < 3 else {"0": at(t)} for t in range(30)], splits=["0", "1"]
+    )
+    with caplog.at_level(logging.WARNING, logger="holdfast.driver"):
+        life = live(counted(source), tmp_path, clock_ms=tick)
+    told = [r.getMessage() for r in caplog.records if "has not moved" in r.getMessage()]
+    assert len(told) == 1
+    assert "[in.time]" in told[0] and "in/1 holds it back" in told[0]
+    assert life.facts[-2].watermarks["in.time"].still_ms > 60_000
+    assert life.facts[-1].watermarks["in.time"].ended
+
+
+def test_where_nothing_comes_any_more_time_falls_behind_and_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, quiet = [1_000_000], []
+    life = make(
+        counted(Script([{"0": at(1), "1": at(2)}], splits=["0", "1"], bounded=False)),
+        tmp_path,
+        drain=False,
+        clock_ms=lambda: clock[0],
+    )
+
+    def hear(watermarks: dict[str, Watermark]) -> None:
+        quiet.append(watermarks["in.time"])
+        clock[0] += 20_000
+        if len(quiet) == 3:
+            life.driver.stop()
+
+    life.driver._on_quiet = hear
+    with caplog.at_level(logging.WARNING, logger="holdfast.driver"):
+        life.driver.start()
+        life.driver.run()
+    lags = [one.lag_ms for one in quiet]
+    assert [round((b - a) / 100) for a, b in itertools.pairwise(lags)] == [200, 200]
+    assert quiet[-1].still_ms >= 40_000
+    assert sum("in/0 holds it back" in r.getMessage() for r in caplog.records) == 1
+
+
+def test_before_anything_is_known_the_sources_are_named(tmp_path: Path) -> None:
+    life = live(two_sources(Script([{"0": at(1)}]), Script([{}, {"0": at(3)}])), tmp_path)
+    assert life.facts[0].watermarks["slow.time"].split == "slow"
+
+
+def shown(**facts: Any) -> str:
+    base = {
+        "ms": 1,
+        "lag_ms": 65_000,
+        "split": "in/1",
+        "still_ms": 0,
+        "idle": [],
+        "ended": False,
+        "waits": False,
+    }
+    return _event_time("in.time", {**base, **facts}).plain
+
+
+def test_status_says_how_far_time_is_who_holds_it_and_who_is_not_waited_for() -> None:
+    assert shown() == "in.time: 1:05 behind; in/1 holds it back"
+    assert shown(ended=True) == "in.time: ended"
+    assert shown(lag_ms=None, ms=None) == "in.time: not known yet; in/1 holds it back"
+    assert shown(idle=["in/0"]).endswith("; idle: in/0")
+    assert shown(waits=True).endswith("; waits for others of its group")
+    assert shown(still_ms=31_000).endswith("; not moved for 0:31")
+    assert "not moved" not in shown(still_ms=29_000)
