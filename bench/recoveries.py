@@ -125,7 +125,7 @@ class Map:
         status, saved = read_status(self.experiment.directory), self._backed_up()
         forecast = None if status is None else status.forecasts.get(Fault.HOST.label)
         struck = self.experiment.strike(Fault.HOST, share)
-        took_s = self.experiment.await_recovery(struck, RECOVERY_TIMEOUT_S)
+        struck, took_s = self.experiment.await_felt_recovery(struck, RECOVERY_TIMEOUT_S)
         return {
             "epochs": struck.epoch - self.drawn,
             "history": struck.epoch - saved,

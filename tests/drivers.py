@@ -102,10 +102,14 @@ class Waiting(LocalRunner):
     """Gives a checkpoint time before the next epoch."""
 
     def run(self, plan: Any, header: Any) -> Any:
+        self.wait()
+        return super().run(plan, header)
+
+    def wait(self) -> None:
+        """Until no checkpoint is under way."""
         for thread in threading.enumerate():
             if thread.name == "holdfast-checkpoint":
                 thread.join()
-        return super().run(plan, header)
 
 
 def live(pipeline: hf.Pipeline, directory: Path, **given: Any) -> Life:

@@ -374,4 +374,73 @@ def test_where_the_deadline_can_not_be_held_backups_are_made_only_where_they_hel
     long = msgspec.structs.replace(outlook, history=History(20_000, 20_000_000))
     assert decide(long, slow_driver).back_up, "before history makes it worse still"
     lost_host = Bounds(there, learned, msgspec.structs.replace(NOTICE, host_s=60.0), [Fault.HOST], SURE)
-    assert decide(outlook, lost_host).back_up
+    assert not decide(outlook, lost_host).back_up, "for a tenth of a second"
+    assert decide(long, lost_host).back_up
+
+
+def test_a_fault_that_takes_too_long_does_not_keep_others_from_being_held() -> None:
+    """With a driver that starts too slowly, no backup was made, and a lost host took three times the deadline."""
+    learned, deadline_s = Learned(), 70.0
+    notice = msgspec.structs.replace(NOTICE, driver_s=80.0)
+    bounds = Bounds(Situation(stored_bytes=10**7), learned, notice, list(Fault), SURE)
+    within, beyond = bounds.parted(deadline_s)
+    assert within is not None and beyond is not None
+    outlook = Outlook(deadline_s, History(), 0.5, 1000, 500_000, backup_s=1.0)
+    backups, epochs = 0, 20_000
+    for _ in range(epochs):
+        outlook = msgspec.structs.replace(outlook, history=outlook.history.and_(1, 1000))
+        made = decide(outlook, within, beyond)
+        assert not made.feasible and not made.pause
+        if made.back_up:
+            backups += 1
+            outlook = msgspec.structs.replace(outlook, history=History())
+        assert within(outlook.history, 1000) <= deadline_s
+    assert 1 <= backups < epochs / 100
+
+
+@given(st.floats(1, 200), st.integers(0, 2000), st.integers(0, 100_000))
+def test_faults_are_parted_by_what_a_deadline_leaves_room_for(
+    deadline_s: float, epochs: int, planned: int
+) -> None:
+    there = Situation(stored_bytes=10**8, shard_bytes=10**6, host_bytes=10**7)
+    single = [Bounds(there, Learned(), NOTICE, [fault], SURE) for fault in Fault]
+    history = History(epochs, 1000 * epochs)
+    within, beyond = Bounds(there, Learned(), NOTICE, list(Fault), SURE).parted(deadline_s)
+    for part, wanted in ((within, True), (beyond, False)):
+        of = [b(history, planned) for b in single if (b(History(1, 1), 1) <= deadline_s) is wanted]
+        assert (part is None) is (not of)
+        if part is not None:
+            assert part(history, planned) == pytest.approx(max(of))
+
+
+def test_steady_small_epochs_say_little_about_large_ones() -> None:
+    """After many of ten records, a hundred thousand were bounded by less than a second more than their mean."""
+    learned = Learned()
+    before = learned.epoch.predict([1.0, 100_000.0])
+    for _ in range(199):
+        learned.epoch.learn([1.0, 10.0], 0.16)
+    after = learned.epoch.predict([1.0, 100_000.0])
+    assert after.variance >= 0.7 * before.variance
+    assert learned.epoch.predict([1.0, 10.0]).bound(SURE) < 0.3, "what was seen is known well"
+
+
+def test_executors_that_are_slow_to_start_are_counted_on_before_one_dies() -> None:
+    learned = Learned()
+    usual = {f: learned.environment(f).mean for f in Fault}
+    learned.executors_started(4.0)
+    assert {f: learned.environment(f).mean for f in Fault} == usual, "as quick as thought"
+    learned.executors_started(120.0)
+    for fault in (Fault.EXECUTOR_KILL, Fault.EXECUTOR_FREEZE, Fault.HOST):
+        assert 90 < learned.environment(fault).mean < 160
+        assert learned.environment(fault).bound(SURE) > 120
+    assert learned.environment(Fault.WORKER_KILL).mean == usual[Fault.WORKER_KILL]
+    assert Learned(learned.memory()).environment(Fault.HOST) == learned.environment(Fault.HOST)
+
+
+def test_what_a_supervisor_waits_is_counted_for_all_faults_of_the_driver() -> None:
+    waits = msgspec.structs.replace(NOTICE, restart_s=30.0)
+    for fault in Fault:
+        more = estimate(fault, Situation(), Learned(), waits).sum.mean
+        less = estimate(fault, Situation(), Learned(), NOTICE).sum.mean
+        of_driver = fault in (Fault.DRIVER_KILL, Fault.DRIVER_FREEZE, Fault.APPLICATION)
+        assert more - less == pytest.approx(30.0 if of_driver else 0.0)

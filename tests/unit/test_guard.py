@@ -8,19 +8,33 @@ from typing import Any
 import pytest
 
 from holdfast.checkpoint.calibrate import chosen
-from holdfast.checkpoint.metadata import Checkpoint, StoredFile
+from holdfast.checkpoint.metadata import Checkpoint, StoredFile, StoredVersion
 from holdfast.config import resolve
 from holdfast.engine.local import LocalRunner
+from holdfast.engine.tasks import Shards
 from holdfast.errors import InfeasibleError
 from holdfast.faults.kinds import Fault
 from holdfast.log.records import Commit, ShardCommit
 from holdfast.recovery.chance import Linear, Prior
-from holdfast.recovery.estimate import FAMILIES, Notice, Outcome, Parts
+from holdfast.recovery.estimate import (
+    FAMILIES,
+    History,
+    Learned,
+    Notice,
+    Outcome,
+    Parts,
+    Situation,
+    covered,
+    estimate,
+    estimates,
+)
+from holdfast.recovery.explain import explain
 from holdfast.recovery.guard import Guard
 from holdfast.recovery.memory import OUTCOMES, read_learned, read_outcomes, write_outcome
 from holdfast.recovery.replay import Took
 from holdfast.recovery.trace import BackupLine, EpochLine, read_trace
 from holdfast.state.shard import Sealed
+from holdfast.state.versions import Manifest
 from tests.drivers import Life, Waiting, make
 from tests.spark.test_equals_runner import sinks_in
 from tests.unit.test_recovery import ONE, lose
@@ -273,3 +287,213 @@ def test_an_upload_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
     assert not guard.decide().back_up, "never two at once"
     guard.backing_up(None)  # it ended while it was looked at, and its note was taken in before
     assert guard.decide().back_up
+
+
+# What is known of a situation
+
+
+def two_hosts(epoch: int, records: int = 1000, size: int = 10**6) -> Commit:
+    """Two stages with a shard on each of two hosts."""
+    shards = [ShardCommit(Sealed(f"{epoch}", 1, 1000, size, {}, 7), host, "e") for host in ("one", "other")]
+    return Commit(epoch, 1, {"first": shards, "second": shards}, {}, {}, records_in=records)
+
+
+def stored(epoch: int, size: int = 10**6) -> Checkpoint:
+    files = [StoredFile("f", "f", size, 0)]
+    versions: list[StoredVersion | None] = [StoredVersion(Manifest(f"{epoch}", 1, [], [], {}), files)] * 2
+    shards = {"first": versions, "second": versions}
+    return Checkpoint(1, epoch, 1, "p", "f", "DEADLINE", 0, 1000, 128, 2, "heap", {}, {}, 0, {}, {}, shards)
+
+
+def test_an_epoch_has_not_many_times_as_many_records_as_any_before(tmp_path: Path) -> None:
+    guard = guarded(tmp_path, max_records=500_000)
+    assert (guard.limit, guard.busy_limit) == (20_000, 20_000)
+    facts: dict[str, Any] = {"clean": True, "reloads": 0, "took": Took(), "run_s": 0.1}
+    for epoch, records, most in ((1, 100, 20_000), (2, 20_000, 80_000), (3, 80_000, 320_000)):
+        guard.epoch_done(committed(epoch, records), 0.1, **facts)
+        assert guard.limit == most and guard.busy_limit <= most
+    guard.stop()
+    again = guarded(tmp_path, max_records=500_000)
+    assert again.most_records == 320_000
+
+
+def test_what_feeds_a_lost_shard_is_loaded_with_it(tmp_path: Path) -> None:
+    def loads(lost: list[tuple[str, int]]) -> list[tuple[str, int]]:
+        return [*lost, ("first", 0 if ("first", 1) in lost else 1)]
+
+    settings = resolve({}, environment={}).settings
+    guard = Guard(settings, NOTICE, tmp_path, environment={}, loads=loads)
+    guard.start(two_hosts(5), [], stored(5))
+    assert guard._situation.stored_bytes == 3 * 10**6
+    assert guard._situation.stored_files == 3
+    assert guard._fullest == (3 * 10**6, 21)
+
+
+def test_a_backup_counts_from_the_moment_it_is_there(tmp_path: Path) -> None:
+    guard = guarded(tmp_path)
+    facts: dict[str, Any] = {"clean": True, "reloads": 0, "took": Took(), "run_s": 0.1}
+    guard.epoch_done(two_hosts(1), 0.1, **facts)
+    before = next(e for e in guard.estimates if e.fault is Fault.HOST)
+    assert before.loading.mean == 0 and len(before.recomputing.parts) == 2
+    guard.backup_ended(stored(1))
+    guard.decide()
+    assert guard._situation.stored_bytes == 2 * 10**6 and guard._situation.stored_files == 2
+    after = next(e for e in guard.estimates if e.fault is Fault.HOST)
+    assert after.loading.mean > 0
+    assert guard._situation.older == History(1, 1000)
+
+
+def test_a_checkpoint_that_turned_out_damaged_is_not_counted_on(tmp_path: Path) -> None:
+    guard = guarded(tmp_path)
+    facts: dict[str, Any] = {"clean": True, "reloads": 0, "took": Took(), "run_s": 0.1}
+    commits = [two_hosts(epoch) for epoch in range(1, 7)]
+    for commit in commits:
+        guard.epoch_done(commit, 0.1, **facts)
+    guard.backup_ended(stored(6))
+    guard.decide()
+    assert guard._history == History()
+    guard.rebuilt(commits, stored(6))
+    assert guard._history == History(), "the same: nothing is counted again"
+    guard.rebuilt(commits[2:], stored(2))
+    assert guard._history == History(4, 4000) and guard._situation.history == History(4, 4000)
+    guard.rebuilt(commits, None)
+    assert guard._history == History(6, 6000) and guard._situation.stored_bytes == 0
+
+
+def test_the_driver_tells_of_a_checkpoint_that_a_recovery_has_condemned(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"checkpoint": "2 epochs", "trim_log": False, "max_records": 20, "epochs": 7}
+    first = make(
+        ONE.build(sinks_in(tmp_path / "ours")),
+        tmp_path / "dir",
+        notice=NOTICE,
+        runner=Losing,
+        checkpoint_on_stop=False,
+        **options,
+    )
+    guard, known = first.guard, []
+    assert guard is not None
+    rebuilt = guard.rebuilt
+
+    def hear(*told: Any) -> None:
+        guard._take_in_backups()
+        before = guard._history
+        rebuilt(*told)
+        known.append((before, guard._history, first.coordinator.newest_epoch))
+
+    guard.rebuilt = hear  # type: ignore[method-assign]
+    first.driver.start()
+    Losing.life = first
+    try:
+        first.driver.run()
+    finally:
+        Losing.life = None
+    assert first.recovery.last is not None and first.recovery.last.replayed == 2
+    assert known == [(History(), History(2, 40), 4)]
+
+
+class Losing(Waiting):
+    """Before its last epoch, a shard's state is lost and the newest checkpoint's files are torn."""
+
+    life: Life | None = None
+
+    def run(self, plan: Any, header: Any) -> Any:
+        self.wait()
+        if plan.epoch == 7 and Losing.life is not None:
+            life, Losing.life = Losing.life, None
+            before, newest = life.catalog.completed()
+            assert newest.epoch == 6
+            for key in {f.key for f in newest.files} - {f.key for f in before.files}:
+                path = Path(life.program.checkpoint_url) / key
+                path.write_bytes(path.read_bytes()[:-1])
+            self.close()
+            self._shards = Shards()  # as if all workers had died, and one of them with its disk
+            lose(life, "first", 1)
+        return super().run(plan, header)
+
+
+def test_a_lost_host_is_held_against_its_own_forecast(tmp_path: Path) -> None:
+    guard = guarded(tmp_path)
+    done(guard, 1)
+    forecast = next(e for e in guard.estimates if e.fault is Fault.HOST)
+    assert guard.fault(Fault.EXECUTOR_KILL, time.time() - 15)
+    done(guard, 2, clean=False, took=Took(rebuilt=1))
+    (outcome,) = read_outcomes(tmp_path)
+    assert outcome.fault == "host"
+    assert outcome.estimated == forecast.parts
+    assert outcome.bounds["0.99"] == pytest.approx(forecast.bound(0.99))
+
+
+@pytest.mark.parametrize(
+    ("took_s", "reloads", "fault"),
+    [
+        (0.4, 1, "worker-kill"),
+        (4.5, 1, "worker-freeze"),
+        (5.0, 0, "executor-kill"),
+        (40.0, 0, "executor-kill"),
+    ],
+)
+def test_what_was_silent_for_its_time_out_and_took_so_long_froze(
+    tmp_path: Path, took_s: float, reloads: int, fault: str
+) -> None:
+    now = [1000.0]
+    settings = resolve({}, environment={}).settings
+    guard = Guard(settings, NOTICE, tmp_path, environment={}, clock_s=lambda: now[0])
+    guard.start(None, [], None)
+    done(guard, 1)
+    now[0] += took_s
+    if not reloads:
+        guard.fault(Fault.EXECUTOR_KILL, 1000.0)
+    facts: dict[str, Any] = {"clean": False, "reloads": reloads, "took": Took(), "run_s": 0.1}
+    guard.epoch_done(committed(2), took_s, **facts)
+    assert [o.fault for o in read_outcomes(tmp_path)] == [fault]
+
+
+def test_what_was_waited_before_an_epoch_is_not_taken_from_its_outage(tmp_path: Path) -> None:
+    now = [1000.0]
+    settings = resolve({}, environment={}).settings
+    guard = Guard(settings, NOTICE, tmp_path, environment={}, clock_s=lambda: now[0])
+    guard.start(None, [], None)
+    done(guard, 1)
+    now[0] += 5.0
+    facts: dict[str, Any] = {"clean": False, "reloads": 1, "took": Took(), "run_s": 0.1, "idle_s": 2.0}
+    guard.epoch_done(committed(2), 2.5, **facts)
+    (outcome,) = read_outcomes(tmp_path)
+    assert outcome.took_s == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize("policy", ["deadline", "never"])
+def test_only_who_holds_the_deadline_pauses_for_it(tmp_path: Path, policy: str) -> None:
+    guard = guarded(tmp_path, deadline="30s", checkpoint=policy)
+    guard.learned.epoch = Known(0.05, 0.01)
+    guard.learned.replay = Known(1.0, 0.001)
+    for epoch in range(1, 4):
+        done(guard, epoch)
+    assert guard.decision.pause
+    host = next(e for e in guard.estimates if e.fault is Fault.HOST)
+    planned_s = host.recomputing.parts[1].mean
+    assert planned_s == pytest.approx(0.05 if policy == "deadline" else 10.05, rel=0.05)
+
+
+def test_where_backups_fail_again_and_again_the_deadline_is_not_said_to_be_held(tmp_path: Path) -> None:
+    guard = guarded(tmp_path, deadline="40s")
+    guard.learned.epoch = Known(0.05, 0.05)
+    guard.learned.replay = Known(1.0, 0.001)
+    done(guard, 1)
+    assert guard.decide().feasible and guard.decision.back_up
+    guard.backing_up(None, hopeless=True)
+    assert not guard.decide().feasible and guard.decision.back_up and not guard.decision.pause
+
+
+def test_what_no_bound_covers_is_said_with_its_figure() -> None:
+    there = Situation(history=History(10, 10_000), stored_bytes=10**7, older=History(500, 5_000_000))
+    told = explain(there, Learned(), NOTICE, 0.999)
+    assert told is not None
+    second, damaged = (n for n in told.notes if "fault at a time" in n or "is damaged" in n)
+    bounds = sorted(
+        (e.bound(0.999) for e in estimates(there, Learned(), NOTICE, covered(NOTICE))), reverse=True
+    )
+    assert f"{bounds[0] + bounds[1]:.1f} s" in second
+    farther = Situation(history=History(510, 5_010_000), stored_bytes=10**7)
+    bound_s = estimate(Fault.HOST, farther, Learned(), NOTICE).bound(0.999)
+    assert "500 epochs more" in damaged and f"{bound_s:.1f} s" in damaged
+    assert not any("damaged" in n for n in explain(Situation(), Learned(), NOTICE, 0.999).notes)  # type: ignore[union-attr]

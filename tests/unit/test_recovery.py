@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
+from holdfast.checkpoint import coordinator
 from holdfast.checkpoint.lifecycle import FailedCheckpoint, Reason
 from holdfast.checkpoint.metadata import Checkpoint, pack
 from holdfast.checkpoint.upload import Uploaded
@@ -321,11 +322,11 @@ class Full(Waiting):
 
 
 def test_failed_checkpoints_in_a_row_are_said_loudly_and_the_user_chooses(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = iter(range(0, 10**12, 100_000))
+    monkeypatch.setattr(coordinator, "FIRST_RETRY_S", 0.0)
     options: dict[str, Any] = {"checkpoint": "1 epochs", "max_records": 20, "runner": Full}
-    options |= {"clock_ms": lambda: next(clock), "checkpoint_failures": 3}
+    options |= {"checkpoint_failures": 3}
     life = live(unsteady(hf.memory()), tmp_path / "a", epochs=4, **options)
     assert {o.reason for o in life.outcomes if isinstance(o, FailedCheckpoint)} == {Reason.STORE_FULL}
     assert "3 checkpoints in a row have failed, the last because the store has no room left" in caplog.text

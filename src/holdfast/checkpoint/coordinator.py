@@ -87,7 +87,8 @@ class Coordinator:
         self._expiries: dict[int, int] = {}
         self.newest_epoch = 0
         """The epoch of the newest checkpoint; replay starts behind it."""
-        self._not_before_ms = 0
+        self._not_before_s = 0.0
+        """On the monotonic clock: a clock that is set must not hold a backup up."""
         self._last_started_ms = clock_ms()
         self._took_ms = 0
         self._uploads = 0
@@ -158,9 +159,18 @@ class Coordinator:
         return self._tolerance.spent
 
     def consider(
-        self, commit: Commit, plan: Plan, *, stopping: bool = False, endangered: bool = False
+        self,
+        commit: Commit,
+        plan: Plan,
+        *,
+        stopping: bool = False,
+        endangered: bool = False,
+        usual_s: float = 1.0,
     ) -> None:
-        """Begin a checkpoint of what was just committed, if one is due. Raises what ended an earlier one for good."""
+        """Begin a checkpoint of what was just committed, if one is due. Raises what ended an earlier one for good.
+
+        `usual_s`: what one is thought to take, as long as none was made.
+        """
         self._settle()
         for epoch in [e for e in self._expiries if e <= self.newest_epoch]:
             del self._expiries[epoch]
@@ -173,7 +183,7 @@ class Coordinator:
             last_started_ms=self._last_started_ms,
             now_ms=now_ms,
             endangered=endangered,
-            backup_s=max(1, self._took_ms) / 1000,
+            backup_s=self._took_ms / 1000 if self._took_ms else usual_s,
             asked=bool(wishes),
             stopping=stopping and self._settings.checkpoint_on_stop,
             code_changed=self.code_changed,
@@ -187,7 +197,7 @@ class Coordinator:
             if wishes and known.epochs_since <= 0:
                 self._journal.fulfil(wishes)  # the newest checkpoint is of this very version
             return
-        if now_ms < self._not_before_ms and not stopping:
+        if time.monotonic() < self._not_before_s and not stopping:
             return
         self._begin(commit, plan, trigger, wishes, now_ms)
 
@@ -290,10 +300,10 @@ class Coordinator:
     def _answers(self, pending: PendingCheckpoint, shards: list[ShardUpload]) -> list[Uploaded]:
         self._uploads += 1
         folder = upload_folder(pending.number, self._journal.generation, self._uploads)
-        over_ms = pending.started_ms + self._settings.checkpoint_timeout_s * 1000
+        over_s = time.monotonic() + self._settings.checkpoint_timeout_s
 
         def give_up() -> bool:
-            return self._ending.is_set() or self._clock_ms() > over_ms
+            return self._ending.is_set() or time.monotonic() > over_s
 
         try:
             uploaded = self._runner.upload(folder, shards, give_up) if shards else []
@@ -375,10 +385,10 @@ class Coordinator:
         self._on_outcome(outcome)
         if isinstance(outcome, Checkpoint):
             self._took_ms = outcome.completed_ms - outcome.started_ms
-            self._not_before_ms, self.code_changed = 0, False
+            self._not_before_s, self.code_changed = 0.0, False
             return
         pause_s = min(_LAST_RETRY_S, FIRST_RETRY_S * 2 ** (self._tolerance.in_a_row - 1))
-        self._not_before_ms = self._clock_ms() + int(pause_s * 1000)
+        self._not_before_s = time.monotonic() + pause_s
         if outcome.reason is Reason.STOPPED:
             return
         _log.warning("%s", outcome.sentence())

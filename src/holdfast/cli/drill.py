@@ -18,7 +18,7 @@ from holdfast.config import resolve
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.faults import drill as d
 from holdfast.faults.chaos import parse_faults
-from holdfast.faults.compare import compare
+from holdfast.faults.compare import Verdict, compare
 from holdfast.faults.report import check_plots, render
 from holdfast.recovery.guard import DRILL
 
@@ -81,46 +81,57 @@ def drill(
     load(app)  # what is wrong with it is said before a cluster is started
     home = home_of(folder, "drill")
     told = Told(trials)
+    done: list[d.Trial] = []
+
+    def found(verdict: Verdict | None) -> d.Drill:
+        epochs, backups = d.recorded(home / "dir")
+        return d.Drill(
+            app=Path(app).name,
+            trials=[_with_parts(trial, home / "dir") for trial in done],
+            verdict=verdict,
+            policy=policy,
+            deadline_s=settings.deadline_s,
+            confidence=settings.confidence,
+            seed=seed,
+            backend=settings.backend,
+            seconds=time.monotonic() - started_s,
+            epochs=epochs,
+            backups=backups,
+        )
+
     told.say(f"seed {seed}, {trials} faults, deadline {settings.deadline_s:g} s, everything is in {home}")
     try:
-        with experiment_on(hosts, app, home, {**asked, **d.FROM_DEADLINE}, {DRILL: "1"}) as experiment:
-            done = d.inflict(
+        with experiment_on(hosts, app, home, {**asked, **d.as_drilled(settings)}, {DRILL: "1"}) as experiment:
+            d.inflict(
                 experiment,
                 d.draw(wanted, trials, seed, pause_s),
                 deadline_s=settings.deadline_s,
                 confidence=settings.confidence,
-                tell=_told_of(told, json=json),
+                tell=_told_of(told, done, json=json),
             )
             experiment.stop(done[-1].struck)
         told.say("comparing with the in-process runner")
         verdict = compare(lambda: load(app), home / "dir", home / "out", home / "runner")
     except HoldfastError as error:
+        if done:
+            _tell(found(None), report, told, json=json, error=error.message)
         raise told.added_to(error) from error
-    epochs, backups = d.recorded(home / "dir")
-    found = d.Drill(
-        app=Path(app).name,
-        trials=[_with_parts(trial, home / "dir") for trial in done],
-        verdict=verdict,
-        policy=policy,
-        deadline_s=settings.deadline_s,
-        confidence=settings.confidence,
-        seed=seed,
-        backend=settings.backend,
-        seconds=time.monotonic() - started_s,
-        epochs=epochs,
-        backups=backups,
-    )
-    if report is not None:
-        report.parent.mkdir(parents=True, exist_ok=True)
-        report.write_text(render(found))
-        told.say(f"report: {report}")
-    if json:
-        print_json(d.summary(found))
-    else:
-        _print(found)
+    _tell(found(verdict), report, told, json=json)
     refuse_unless_exact(verdict, home, seed)
     if folder is None:
         shutil.rmtree(home, ignore_errors=True)
+
+
+def _tell(drill: d.Drill, report: Path | None, told: Told, *, json: bool, error: str = "") -> None:
+    """What was found, also by a drill that was not over when something went wrong."""
+    if report is not None:
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.write_text(render(drill))
+        told.say(f"report: {report}")
+    if json:
+        print_json({**d.summary(drill), **({"error": error} if error else {})})
+    else:
+        _print(drill)
 
 
 def check_report(report: Path | None) -> None:
@@ -136,12 +147,13 @@ def _with_parts(trial: d.Trial, directory: Path) -> d.Trial:
     return dataclasses.replace(trial, outcome=d.seen_inside(directory, trial.outcome))
 
 
-def _told_of(told: Told, *, json: bool) -> Callable[[d.Trial], None]:
+def _told_of(told: Told, done: list[d.Trial], *, json: bool) -> Callable[[d.Trial], None]:
     def hear(trial: d.Trial) -> None:
+        done.append(trial)
         if json:
             print_json(d.facts_of(trial))
         outcome = trial.outcome
-        missed = ", too late" if trial.missed else ""
+        missed = ", and is not back" if trial.stuck else ", too late" if trial.missed else ""
         told.hear(
             trial.struck,
             outcome.took_s,
@@ -195,7 +207,12 @@ def _row(trial: d.Trial) -> list[str]:
 
 def told_in_words(drill: d.Drill) -> list[str]:
     """The drill in sentences."""
-    found, verdict = d.summary(drill), drill.verdict
+    found = d.summary(drill)
+    exact = (
+        "nothing was compared."
+        if drill.verdict is None
+        else f"{found['lost']} lost, {found['doubled']} doubled, {found['different_states']} states different."
+    )
     late = {0: "none was late", 1: "1 was late"}.get(found["misses"], f"{found['misses']} were late")
     return [
         f"{found['trials']} trials in {clock(drill.seconds)}, deadline {drill.deadline_s:g} s, policy {drill.policy!r}: "
@@ -203,6 +220,6 @@ def told_in_words(drill: d.Drill) -> list[str]:
         f"Estimates were off by {found['mean_abs_error']:.0%} on average, and {found['under_bound']} of "
         f"{found['trials']} outcomes were under their 99% bound.",
         f"{found['backups']} backups; {found['near_deadline']:.0%} of the faults came while the bound was above "
-        f"{d.NEAR:.0%} of the deadline. {amount(verdict.epochs)} epochs, {amount(verdict.records)} records: "
-        f"{verdict.lost} lost, {verdict.doubled} doubled, {verdict.different_states} states different.",
+        f"{d.NEAR:.0%} of the deadline, {found['host_near_deadline']:.0%} while that of a lost host was. "
+        f"{amount(found['epochs'])} epochs, {amount(found['records'])} records: {exact}",
     ]

@@ -18,7 +18,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -160,8 +160,7 @@ class Driver:
         started = time.monotonic()
         if self._guard is not None:
             self._recovery.job_records = self._guard.job_records
-        if self._recovery.recover(self._last):
-            self._coordinator.look_again(last)
+        self._recover()
         self._note_expiries()
         self._start_guard()
         if self._coordinator.code_changed:
@@ -174,10 +173,22 @@ class Driver:
         """Know what a replay would run, and refuse a deadline that can't be held, if that is wanted."""
         if self._guard is None:
             return
-        since = range(self._coordinator.newest_epoch + 1, self.last_epoch + 1)
-        commits = (c for c in map(self._journal.commit, since) if c is not None)
-        self._guard.start(self._last, commits, self._coordinator.newest(self.last_epoch))
+        self._guard.start(self._last, self._since_backup(), self._coordinator.newest(self.last_epoch))
         self._guard.decide()
+
+    def _since_backup(self) -> Iterator[Commit]:
+        """What a replay would run."""
+        since = range(self._coordinator.newest_epoch + 1, self.last_epoch + 1)
+        return (c for c in map(self._journal.commit, since) if c is not None)
+
+    def _recover(self) -> None:
+        """Have every shard stand where the last commit says. What was rebuilt may have shown that a checkpoint is damaged."""
+        if not self._recovery.recover(self._last):
+            return
+        self._coordinator.look_again(self.last_epoch)
+        if self._guard is not None and self._guard.estimates:
+            newest = self._coordinator.newest(self.last_epoch)
+            self._guard.rebuilt(self._since_backup(), newest)
 
     def _note_expiries(self) -> None:
         """Know when what a replay would read expires, for the epochs of earlier lives too."""
@@ -344,7 +355,7 @@ class Driver:
         self._looked_at = now
         if self._last is not None and self._runner.unsettled():
             self._noticed(Fault.EXECUTOR_KILL, time.time())
-            self._recovery.recover(self._last)
+            self._recover()
         if self._guard is not None:
             self._guard.refresh()
         if self._shown:
@@ -449,10 +460,18 @@ class Driver:
     def _back_up(self, *, stopping: bool = False) -> None:
         if self._last is None or self._last_plan is None:
             return
-        endangered = self._guard is not None and self._guard.decision.back_up
-        self._coordinator.consider(self._last, self._last_plan, stopping=stopping, endangered=endangered)
-        if self._guard is not None:
-            self._guard.backing_up(self._coordinator.pending_epoch)
+        guard = self._guard
+        if guard is None:
+            self._coordinator.consider(self._last, self._last_plan, stopping=stopping)
+            return
+        self._coordinator.consider(
+            self._last,
+            self._last_plan,
+            stopping=stopping,
+            endangered=guard.decision.back_up,
+            usual_s=guard.backup().mean,
+        )
+        guard.backing_up(self._coordinator.pending_epoch, hopeless=self._coordinator.hopeless)
 
     def _run(self, plan: Plan) -> tuple[Done, int, list[Report]]:
         """Run a plan until its outcome stands.
@@ -476,7 +495,7 @@ class Driver:
                 if lost >= _LOST_JOBS:
                     raise
                 _log.warning("epoch %d: the job was lost, it is run again", plan.epoch)
-                self._recovery.recover(self._last)
+                self._recover()
                 continue
             reach("epoch.after_run")
             outcome = judge(self._program, len(plan.tasks), pinned, reports)
@@ -487,7 +506,7 @@ class Driver:
             if isinstance(outcome, Lacking):
                 self._noticed(Fault.EXECUTOR_KILL, began_s)
                 self._journal.check_fence()
-                self._recovery.recover(self._last)
+                self._recover()
             if isinstance(outcome, Again):
                 pinned = outcome.schemas
                 unsettled += 1

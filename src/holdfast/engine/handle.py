@@ -45,13 +45,15 @@ from holdfast.plan import graph as g
 from holdfast.plan.fingerprint import fingerprint
 from holdfast.recovery.guard import Guard
 from holdfast.recovery.recover import Recovery
-from holdfast.recovery.replay import Progress
+from holdfast.recovery.replay import Progress, needs
 from holdfast.supervise.heartbeat import SUPERVISED
+from holdfast.supervise.strategies import delay_s, parse_restart
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+    from holdfast.engine.program import Program
     from holdfast.log.records import Identity
     from holdfast.pipeline import Pipeline
     from holdfast.plan.stages import Stages
@@ -77,6 +79,7 @@ class Handle:
     ) -> None:
         self._pipeline, self._settings, self._spark, self._listener = pipeline, settings, spark, listener
         self._context: SparkContext | None = None
+        self._executors_started_s: float | None = None
         """Spark's, if it is ours."""
         self.directory = Path(settings.dir or f".holdfast/{pipeline.name}").absolute()
         self._status = Status(
@@ -167,7 +170,9 @@ class Handle:
                 self._driver.stop()
             self._driver.start()
             if self.guard is not None:
-                self.guard.started(time.monotonic() - began - self._driver.restoring_s)
+                self.guard.started(
+                    time.monotonic() - began - self._driver.restoring_s, self._executors_started_s
+                )
         except BaseException:
             self._let_go()
             self._tenancy.release()
@@ -187,6 +192,8 @@ class Handle:
             sessions.check_session(self._spark)
             sc = self._spark.sparkContext
         sessions.wait_for_executors(sc, self._settings.wait_for_executors_s, self._say)
+        if self._context is not None and not is_local(sc):
+            self._executors_started_s = max(0.0, time.time() - sc.startTime / 1000)
         return sc
 
     def _make_driver(
@@ -223,7 +230,7 @@ class Handle:
                 "Shards can't be pinned on this cluster's PySpark.", remedy="Use a supported PySpark: 4.1+."
             )
         catalog = Catalog(journal)
-        guard = self.guard = self._make_guard(sc, cores, stages)
+        guard = self.guard = self._make_guard(sc, cores, program)
         coordinator = Coordinator(
             identity_of(stages, self._settings, parallelism),
             runner,
@@ -255,17 +262,24 @@ class Handle:
             say=self._say,
         )
 
-    def _make_guard(self, sc: SparkContext, cores: int, stages: Stages) -> Guard:
+    def _make_guard(self, sc: SparkContext, cores: int, program: Program) -> Guard:
         supervised = os.environ.get(SUPERVISED, "")
         notice = sessions.notice_of(
             dict(sc.getConf().getAll()),
             local=is_local(sc),
             supervised_s=float(supervised) if supervised else None,
             wait_for_home_s=self._settings.wait_for_home_s,
+            restart_s=delay_s(parse_restart(self._settings.restart)),
         )
-        for sentence in impatient(stages, notice.worker_s):
+        for sentence in impatient(program.stages, notice.worker_s):
             _log.warning("%s", sentence)
-        return Guard(self._settings, notice, self.directory, cores=cores)
+        return Guard(
+            self._settings,
+            notice,
+            self.directory,
+            cores=cores,
+            loads=lambda lost: [(u, n) for u, ns in needs(program, lost).only.items() for n in ns],
+        )
 
     def _let_go(self) -> None:
         """Stop the session if it is ours."""

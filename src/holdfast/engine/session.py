@@ -64,7 +64,12 @@ def timeouts(settings: Settings) -> dict[str, str]:
 
 
 def notice_of(
-    conf: Mapping[str, str], *, local: bool, supervised_s: float | None, wait_for_home_s: float
+    conf: Mapping[str, str],
+    *,
+    local: bool,
+    supervised_s: float | None,
+    wait_for_home_s: float,
+    restart_s: float = 0.0,
 ) -> Notice:
     """By what faults are noticed with a session's settings, Spark's defaults where it has none. Pure."""
 
@@ -85,6 +90,7 @@ def notice_of(
         driver_s=supervised_s,
         host_s=wait_for_home_s,
         local=local,
+        restart_s=restart_s if supervised_s is not None else 0.0,
     )
 
 

@@ -20,16 +20,18 @@ from typing import Any
 
 import msgspec
 
-from holdfast.config import parse_duration_s
+from holdfast.checkpoint.policy import Trigger
+from holdfast.config import Settings, parse_duration_s
 from holdfast.errors import ConfigError
 from holdfast.faults.chaos import Blow, in_turn
 from holdfast.faults.compare import Verdict
-from holdfast.faults.experiment import Experiment, Struck, StuckError
+from holdfast.faults.experiment import SETTINGS, Experiment, Struck, StuckError
 from holdfast.faults.kinds import Fault
 from holdfast.metrics import Forecast, Status, read_status
 from holdfast.recovery.estimate import Outcome, Parts, split
 from holdfast.recovery.memory import OUTCOMES, read_outcome, write_outcome
 from holdfast.recovery.trace import BackupLine, EpochLine, read_trace
+from holdfast.supervise.strategies import NoRestart, delay_s, parse_restart
 
 PAUSE = "1s..8s"
 """Between a recovery and the next fault, unless told: epochs and backups pass in between."""
@@ -56,6 +58,10 @@ class Trial:
     outcome: Outcome
     worst_s: float
     """The bound over all faults, of the status before this one: what the policy holds under the deadline."""
+    host_s: float = 0.0
+    """The one for a lost host alone, which grows with history."""
+    stuck: bool = False
+    """Whether it was not back when nobody waited any longer: then it took at least as long as it says."""
 
     @property
     def missed(self) -> bool:
@@ -72,6 +78,11 @@ class Trial:
         """Whether it came when the policy had used up most of the deadline."""
         return self.worst_s > NEAR * self.outcome.deadline_s
 
+    @property
+    def host_near_deadline(self) -> bool:
+        """Whether it came when history had used up most of the deadline."""
+        return self.host_s > NEAR * self.outcome.deadline_s
+
 
 @dataclasses.dataclass(frozen=True)
 class Drill:
@@ -79,7 +90,8 @@ class Drill:
 
     app: str
     trials: Sequence[Trial]
-    verdict: Verdict
+    verdict: Verdict | None
+    """None: it was not back after a fault, and there was nothing to compare."""
     policy: str
     deadline_s: float
     confidence: float
@@ -91,8 +103,21 @@ class Drill:
 
     @property
     def made(self) -> list[BackupLine]:
-        """The backups that did not fail."""
-        return [b for b in self.backups if not b.failed]
+        """The backups that did not fail, without the one of the end."""
+        return [b for b in self.backups if not b.failed and b.trigger != Trigger.STOPPING.name]
+
+
+def as_drilled(settings: Settings) -> dict[str, Any]:
+    """What a pipeline that is drilled runs with: its user's settings, where an experiment would choose others.
+
+    A driver is started again after the delay that one has which was well before. Faults come faster here than a
+    back-off is made for: it would double from each to the next.
+    """
+    made: dict[str, Any] = {**FROM_DEADLINE, "spark": {**SETTINGS["spark"], **settings.spark}}
+    strategy = parse_restart(settings.restart)
+    if not isinstance(strategy, NoRestart):
+        made["restart"] = f"fixed {delay_s(strategy):g}s"
+    return made
 
 
 def parse_pause(text: str) -> tuple[float, float]:
@@ -134,19 +159,27 @@ def inflict(
     confidence: float,
     tell: Callable[[Trial], None] = lambda trial: None,
 ) -> list[Trial]:
-    """Do it all and be told of each; raises where there is no recovery at all."""
+    """Do it all and be told of each; raises where there is no recovery at all, after that was told as well."""
     experiment.victims.shards_only = True  # what a forecast for a worker is about
     trials = []
     for number, blow in enumerate(blows, start=1):
         time.sleep(blow.pause_s)
         before = await_forecast(experiment, blow.fault)
         struck = experiment.strike(blow.fault, blow.share, timeout_s(deadline_s))
-        struck, took_s = experiment.await_felt_recovery(struck, timeout_s(deadline_s))
-        outcome = outcome_of(struck, took_s, before.forecasts[blow.fault.label], deadline_s, confidence)
+        host_s = before.forecasts[Fault.HOST.label].bound_s if Fault.HOST.label in before.forecasts else 0.0
+        forecast = before.forecasts[blow.fault.label]
+        try:
+            struck, took_s = experiment.await_felt_recovery(struck, timeout_s(deadline_s))
+        except StuckError:
+            outcome = outcome_of(struck, timeout_s(deadline_s), forecast, deadline_s, confidence)
+            tell(Trial(number, struck, outcome, before.bound_s, host_s, stuck=True))
+            raise
+        outcome = outcome_of(struck, took_s, forecast, deadline_s, confidence)
         write_outcome(experiment.directory, outcome)
         outcome = msgspec.structs.replace(outcome, caught_up_s=_await_caught_up(experiment, struck, before))
         write_outcome(experiment.directory, outcome)
-        trials.append(Trial(number, struck, seen_inside(experiment.directory, outcome), before.bound_s))
+        inside = seen_inside(experiment.directory, outcome)
+        trials.append(Trial(number, struck, inside, before.bound_s, host_s))
         tell(trials[-1])
     return trials
 
@@ -236,7 +269,9 @@ def facts_of(trial: Trial) -> dict[str, Any]:
         "error": round(outcome.error, 4),
         "bounds_s": {level: round(bound_s, 3) for level, bound_s in outcome.bounds.items()},
         "worst_bound_s": round(trial.worst_s, 3),
+        "host_bound_s": round(trial.host_s, 3),
         "missed": trial.missed,
+        "stuck": trial.stuck,
         "caught_up_s": None if outcome.caught_up_s is None else round(outcome.caught_up_s, 3),
         "estimated": _rounded(outcome.estimated),
         "measured": _rounded(outcome.measured),
@@ -249,7 +284,7 @@ def _rounded(parts: Parts) -> dict[str, float]:
 
 def summary(drill: Drill) -> dict[str, Any]:
     """The drill in one object: the last line of `--json`."""
-    took = [t.outcome.took_s for t in drill.trials]
+    took, verdict = [t.outcome.took_s for t in drill.trials], drill.verdict
     return {
         "trials": len(drill.trials),
         "misses": sum(t.missed for t in drill.trials),
@@ -257,9 +292,10 @@ def summary(drill: Drill) -> dict[str, Any]:
         "under_bound": sum(t.under_bound for t in drill.trials),
         "backups": len(drill.made),
         "near_deadline": round(statistics.mean(t.near_deadline for t in drill.trials), 4),
-        "lost": drill.verdict.lost,
-        "doubled": drill.verdict.doubled,
-        "different_states": drill.verdict.different_states,
+        "host_near_deadline": round(statistics.mean(t.host_near_deadline for t in drill.trials), 4),
+        "lost": None if verdict is None else verdict.lost,
+        "doubled": None if verdict is None else verdict.doubled,
+        "different_states": None if verdict is None else verdict.different_states,
         "median_recovery_s": round(statistics.median(took), 3),
         "longest_recovery_s": round(max(took), 3),
         "deadline_s": drill.deadline_s,
@@ -267,8 +303,8 @@ def summary(drill: Drill) -> dict[str, Any]:
         "policy": drill.policy,
         "seed": drill.seed,
         "backend": drill.backend,
-        "epochs": drill.verdict.epochs,
-        "records": drill.verdict.records,
+        "epochs": len(drill.epochs) if verdict is None else verdict.epochs,
+        "records": sum(e.records for e in drill.epochs) if verdict is None else verdict.records,
         "seconds": round(drill.seconds, 1),
     }
 

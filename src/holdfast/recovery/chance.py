@@ -214,7 +214,8 @@ class Linear:
             mean += weight * x
             unsure += spread * x * x
         own = _squared(self._prior.noise * max(FLOOR_S, mean))
-        return Guess(mean, self._noise * (own + unsure), self._df)
+        # Steady times make the noise small. They say nothing of what was never seen: its spread is not made smaller.
+        return Guess(mean, self._noise * own + max(1.0, self._noise) * unsure, self._df)
 
 
 class Seen(msgspec.Struct, frozen=True):

@@ -6,7 +6,8 @@
     cut       when an epoch as large as allowed would be too much: alone, with what passes during a backup, or
               beside the history that there is
 
-If none of these helps, the deadline is infeasible, and that is said.
+If none of these helps, the deadline is infeasible, and that is said. It may be so for one fault and not for others:
+then it is held for the others, and what a backup can gain for the one it does.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from holdfast.recovery.estimate import History
 
 Bound = Callable[[History, int], float]
 """The seconds that recovery does not pass with a history and so many records planned."""
+WORTH = 0.1
+"""Where the deadline can't be held, a backup is worth its cost from so much of the deadline on that it saves."""
 
 
 class Outlook(msgspec.Struct, frozen=True):
@@ -64,16 +67,20 @@ def lead_epochs(outlook: Outlook) -> int:
     return math.ceil(lead_s / max(outlook.epoch_s, 1e-3))
 
 
-def decide(outlook: Outlook, bound: Bound) -> Decision:
-    """What to do after an epoch was decided."""
+def decide(outlook: Outlook, bound: Bound, beyond: Bound | None = None) -> Decision:
+    """What to do after an epoch was decided.
+
+    Args:
+        bound: of the faults that can be recovered from within the deadline, or of all if none can.
+        beyond: of those that can't be, whatever is done.
+    """
+    if beyond is not None:
+        made = decide(outlook, bound)
+        return msgspec.structs.replace(made, back_up=made.back_up or _gains(outlook, beyond), feasible=False)
     limit = _limit(outlook, bound)
     wait = lead_epochs(outlook) + 1
-    if limit == 0:
-        # Backups hold recovery as low as it can be, where they help at all; pausing would only stop the pipeline.
-        size = min(outlook.epoch_records, outlook.max_records)
-        helps = bound(_later(outlook, wait, size), size) > bound(History(), size)
-        may = outlook.history.epochs > 0 and outlook.uploading is None
-        return Decision(back_up=may and helps, feasible=False)
+    if limit == 0:  # pausing would only stop the pipeline
+        return Decision(back_up=_gains(outlook, bound), feasible=False)
     most = outlook.max_records if limit is None else limit
     size = max(1, min(outlook.epoch_records, most))
     full = not _has_room(outlook, bound, size)
@@ -84,6 +91,14 @@ def decide(outlook: Outlook, bound: Bound) -> Decision:
         return Decision(pause=full, limit=limit)
     due = outlook.history.epochs > 0 and bound(_later(outlook, wait, size), size) > outlook.deadline_s
     return Decision(back_up=due, pause=due and full, limit=limit)
+
+
+def _gains(outlook: Outlook, bound: Bound) -> bool:
+    """Whether a backup makes recovery much shorter than it would be, though the deadline can't be held."""
+    size = min(outlook.epoch_records, outlook.max_records)
+    saved_s = bound(_later(outlook, lead_epochs(outlook) + 1, size), size) - bound(History(), size)
+    may = outlook.history.epochs > 0 and outlook.uploading is None
+    return may and saved_s > WORTH * outlook.deadline_s
 
 
 def _later(outlook: Outlook, epochs: int, size: int) -> History:

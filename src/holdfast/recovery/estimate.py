@@ -24,7 +24,7 @@ from holdfast.recovery.replay import MAX_EPOCHS, MAX_RECORDS
 CONFIDENCE = 0.999
 _HISTORY = (Fault.HOST,)
 """Faults after which state is loaded from the checkpoint and history replayed; the others find it on the host's disk."""
-_OF_DRIVER = (Fault.DRIVER_KILL, Fault.DRIVER_FREEZE, Fault.APPLICATION)
+OF_DRIVER = (Fault.DRIVER_KILL, Fault.DRIVER_FREEZE, Fault.APPLICATION)
 _ONE_SHARD = (Fault.WORKER_KILL, Fault.WORKER_FREEZE)
 
 
@@ -43,6 +43,8 @@ class Notice(msgspec.Struct, frozen=True):
     """How long shards wait for a lost host before they are rebuilt on another."""
     local: bool = False
     """Driver and executor are one process."""
+    restart_s: float = 0.0
+    """How long a supervisor waits before it starts a driver again."""
 
 
 def covered(notice: Notice) -> list[Fault]:
@@ -55,7 +57,7 @@ def covered(notice: Notice) -> list[Fault]:
             continue
         if fault is Fault.EXECUTOR_FREEZE and notice.executor_s is None:
             continue
-        if fault in _OF_DRIVER and notice.driver_s is None:
+        if fault in OF_DRIVER and notice.driver_s is None:
             continue
         found.append(fault)
     return found
@@ -112,6 +114,8 @@ class Situation(msgspec.Struct, frozen=True):
     """The state on the fullest host, for each of its cores that load it."""
     usual: int | None = None
     """Records of an epoch as it usually is, which an estimate counts; None: as many as the largest."""
+    older: History | None = None
+    """What is replayed besides if the newest checkpoint can't be used; None: not known."""
 
 
 class Parts(msgspec.Struct, frozen=True):
@@ -182,6 +186,12 @@ Seconds until what died stands again, before any was measured here. One that was
 """
 
 
+WITH_EXECUTORS = {"executor": 0.0, "frozen executor": -2.0, "host": 4.0}
+"""What these families take at least, beyond the start of executors: it counts where those are slow to start."""
+_STARTS = 5
+"""So many starts of executors are remembered; the slowest counts."""
+
+
 class Memory(msgspec.Struct, frozen=True):
     """What was learned, as it is kept in a file."""
 
@@ -195,6 +205,10 @@ class Memory(msgspec.Struct, frozen=True):
     """How faults are noticed, and where the pipeline stood when this was kept."""
     deadline_s: float = 0.0
     confidence: float = CONFIDENCE
+    largest: int = 0
+    """The records of the largest epoch there was."""
+    executors_s: list[float] = []
+    """From a context's start until its executors were there, the last few times."""
     format: int = 1
 
 
@@ -210,15 +224,19 @@ class Learned:
         self.reload = Linear(RELOAD, seen.get("reload"))
         self.upload = Linear(UPLOAD, seen.get("upload"))
         self._start = Linear(START, seen.get("start"))
+        self._executors_s = list(memory.executors_s)
+        self.largest = memory.largest
         self._families = {name: self._family(name, seen.get(f"environment.{name}")) for name in FAMILIES}
         self.counts = dict(memory.counts)
         self.outcomes = set(memory.outcomes)
 
     def _family(self, name: str, seen: Seen | None) -> Linear:
-        """What faults of a family take; a driver's is thought to be like its starts."""
+        """What faults of a family take: a driver's is thought to be like its starts, and executors as slow as theirs."""
         weights = list(FAMILIES[name].values())
         if name == "driver" and self._start.seen.count:
             weights[0] = self._start.weights[0]
+        if name in WITH_EXECUTORS:
+            weights[0] = max(weights[0], max(self._executors_s, default=0.0) + WITH_EXECUTORS[name])
         # What takes a part of a second is known less well, as a share.
         first = 0.25 if weights[0] > 1.0 else 1.0
         return Linear(Prior(weights, [first, *[1.0] * (len(weights) - 1)], noise=0.12, df=8, keep=0.95), seen)
@@ -234,7 +252,13 @@ class Learned:
             "start": self._start.seen,
             **{f"environment.{name}": model.seen for name, model in self._families.items()},
         }
-        return Memory(seen, sorted(self.outcomes)[-1000:], dict(self.counts))
+        return Memory(
+            seen,
+            sorted(self.outcomes)[-1000:],
+            dict(self.counts),
+            largest=self.largest,
+            executors_s=self._executors_s,
+        )
 
     def environment(self, fault: Fault) -> Guess:
         """How long what died takes to stand again."""
@@ -255,6 +279,12 @@ class Learned:
         """Learn how long a driver takes to start. That is no recovery yet: it tells about how long one takes, not how surely."""
         self._start.learn([1.0], seconds)
         self._families["driver"] = self._family("driver", self._families["driver"].seen)
+
+    def executors_started(self, seconds: float) -> None:
+        """Learn how long executors take to be there."""
+        self._executors_s = [*self._executors_s, seconds][-_STARTS:]
+        for name in WITH_EXECUTORS:
+            self._families[name] = self._family(name, self._families[name].seen)
 
     def replay_features(self, history: History) -> list[float]:
         """What a replay's time is linear in: what its jobs and records would take as epochs, and its epochs."""
@@ -304,10 +334,12 @@ def recomputing(learned: Learned, fault: Fault, situation: Situation) -> Sum:
 
 
 def environment(learned: Learned, fault: Fault, notice: Notice) -> Guess:
-    """How long what died takes to stand again; a host that never comes back is waited for once."""
+    """How long what died takes to stand again; a host that never comes back is waited for once, a driver's restart always."""
     if fault is Fault.HOST and notice.local:
         fault = Fault.DRIVER_KILL
     guess = learned.environment(fault)
+    if fault in OF_DRIVER:
+        return msgspec.structs.replace(guess, mean=guess.mean + notice.restart_s)
     if fault is Fault.HOST:
         return msgspec.structs.replace(guess, extra=guess.extra + max(0.0, notice.host_s - guess.mean))
     return guess
@@ -357,18 +389,36 @@ class Bounds:
         faults: Sequence[Fault],
         confidence: float,
     ) -> None:
-        self._learned, self._confidence = learned, confidence
-        self._kept: list[tuple[float, float]] = []
-        self._lost: list[tuple[float, float]] = []
+        parts: list[_Fixed] = []
         for fault in faults:
-            parts = (
+            of = (
                 detection(fault, notice),
                 environment(learned, fault, notice),
                 loading(learned, fault, situation),
             )
-            sums = [sum(pair) for pair in zip(*(p.worst(confidence) for p in parts), strict=True)]
-            (self._lost if fault in _HISTORY else self._kept).append((sums[0], sums[1]))
-        self._kept = _largest(self._kept)
+            worst_s, squared = map(sum, zip(*(p.worst(confidence) for p in of), strict=True))
+            parts.append((fault in _HISTORY, worst_s, squared))
+        self._take(learned, confidence, parts)
+
+    def _take(self, learned: Learned, confidence: float, parts: list[_Fixed]) -> None:
+        self._learned, self._confidence, self._parts = learned, confidence, parts
+        self._kept = _largest([(s, squared) for lost, s, squared in parts if not lost])
+        self._lost = [(s, squared) for lost, s, squared in parts if lost]
+
+    def parted(self, deadline_s: float) -> tuple[Bounds | None, Bounds | None]:
+        """The faults that fit a deadline with next to nothing to run again, and those that don't; None: there are none."""
+        fitting = [self._only([part])(History(1, 1), 1) <= deadline_s for part in self._parts]
+        sides = (
+            [part for part, fits in zip(self._parts, fitting, strict=True) if fits is wanted]
+            for wanted in (True, False)
+        )
+        within, beyond = (self._only(parts) if parts else None for parts in sides)
+        return within, beyond
+
+    def _only(self, parts: list[_Fixed]) -> Bounds:
+        made = Bounds.__new__(Bounds)
+        made._take(self._learned, self._confidence, parts)
+        return made
 
     def __call__(self, history: History, planned: int) -> float:
         """The seconds that recovery does not pass, with this history and so many records planned."""
@@ -379,6 +429,10 @@ class Bounds:
             then_s, squared = then_s + again_s, squared + more
             found = max(found, *(f + then_s + math.sqrt(s + squared) for f, s in self._lost))
         return found
+
+
+_Fixed = tuple[bool, float, float]
+"""Whether a fault takes history with it, what else it takes at least in the worst case, and the square of the rest."""
 
 
 def _largest(of: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

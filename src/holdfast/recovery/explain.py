@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from holdfast.faults.kinds import Fault
-from holdfast.recovery.estimate import History, Learned, Notice, Parts, Situation, covered, estimate
+from holdfast.recovery.estimate import Estimate, History, Learned, Notice, Parts, Situation, covered, estimate
 
 NAMES = ("detection", "environment", "loading", "recomputing")
 
@@ -71,7 +71,7 @@ def explain(situation: Situation, learned: Learned, notice: Notice, confidence: 
         parts=parts,
         largest=max(NAMES, key=lambda name: float(getattr(parts, name))),
         bargains=sorted(bargains, key=lambda b: -b.buys_s),
-        notes=list(_unbounded(notice)),
+        notes=[*_unbounded(notice), *_uncovered(estimates, situation, learned, notice, confidence)],
     )
 
 
@@ -119,6 +119,26 @@ def _bargains(
     if confidence > 0.99:
         less_sure = estimate(fault, situation, learned, notice).bound(0.99)
         yield Bargain(f"confidence = 0.99 instead of {confidence:g}", now - less_sure)
+
+
+def _uncovered(
+    estimates: Sequence[Estimate], situation: Situation, learned: Learned, notice: Notice, confidence: float
+) -> Iterator[str]:
+    """What the bound is not for, with its figure where there is one."""
+    bounds = sorted((e.bound(confidence) for e in estimates), reverse=True)
+    if len(bounds) > 1:
+        yield (
+            "The bound is for one fault at a time: a second one before the first is over may make it as long as both, "
+            f"{bounds[0] + bounds[1]:.1f} s for the worst two."
+        )
+    if situation.older is not None and any(e.fault is Fault.HOST for e in estimates):
+        history, older = situation.history, situation.older
+        farther = msgspec.structs.replace(situation, history=history.and_(older.epochs, older.records))
+        damaged_s = estimate(Fault.HOST, farther, learned, notice).bound(confidence)
+        yield (
+            f"It is for a checkpoint that can be read: if the newest is damaged, {older.epochs} epochs more are replayed "
+            f"after a lost host, and that may take {damaged_s:.1f} s."
+        )
 
 
 def _unbounded(notice: Notice) -> Iterator[str]:

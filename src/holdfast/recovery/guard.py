@@ -16,7 +16,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -25,6 +25,7 @@ from holdfast.checkpoint.calibrate import Reading
 from holdfast.checkpoint.coordinator import FIRST_RETRY_S
 from holdfast.checkpoint.lifecycle import FailedCheckpoint
 from holdfast.checkpoint.metadata import Checkpoint
+from holdfast.checkpoint.policy import Deadline, parse_policy
 from holdfast.config import Settings
 from holdfast.errors import InfeasibleError
 from holdfast.faults.kinds import Fault
@@ -33,6 +34,7 @@ from holdfast.metrics import Forecast
 from holdfast.recovery.chance import Guess
 from holdfast.recovery.decide import Decision, Outlook, decide
 from holdfast.recovery.estimate import (
+    OF_DRIVER,
     Bounds,
     Estimate,
     History,
@@ -42,6 +44,7 @@ from holdfast.recovery.estimate import (
     Situation,
     attribute,
     covered,
+    detection,
     estimate,
 )
 from holdfast.recovery.explain import explain, infeasible
@@ -61,9 +64,11 @@ _log = logging.getLogger("holdfast.deadline")
 DRILL = "HOLDFAST_DRILL"
 """In this variable a drill says that it will tell of each fault itself: when it came and which it was."""
 _IMPORTS_S = 1.0
-"""From a supervisor's notice to a driver's first step: the back-off, Python and its imports."""
+"""From a supervisor's start of a driver to its first step: Python and its imports."""
 FIRST_RECORDS = 20_000
 """The most records of an epoch before it is known what one costs."""
+GROWTH = 4
+"""An epoch may have so many times as many records as the largest before it: what is far from all that was seen is not known."""
 _SPARK_ENDS_IDLE_S = 50.0
 """Spark ends Python workers that had nothing to do for a minute: a reload after such a pause is no fault's."""
 _TELL_EVERY_S = 60.0
@@ -74,13 +79,21 @@ _KEEP_EVERY_S = 5.0
 _LOOK_EVERY_S = 0.5
 
 
+Shard = tuple[str, int]
+Loads = Callable[[list[Shard]], Iterable[Shard]]
+"""The shards that are loaded from a checkpoint if these have lost theirs."""
+
+
 class Episode(msgspec.Struct):
     """A fault that is being recovered from, as seen from inside."""
 
     fault: Fault
     began_s: float
     """On the wall clock, which outlives a driver."""
-    estimated: Estimate | None = None
+    estimates: dict[Fault, Estimate] = {}
+    """What was forecast then, for whichever fault it turns out to be."""
+    within: bool = False
+    """Whether it was found when its epoch was through: then nobody waited for data since it began."""
 
 
 class Guard:
@@ -95,9 +108,11 @@ class Guard:
         cores: int = 2,
         clock_s: Callable[[], float] = time.time,
         environment: dict[str, str] | None = None,
+        loads: Loads = list,
     ) -> None:
         self._settings, self._notice, self._directory = settings, notice, directory
-        self._cores, self._clock_s = cores, clock_s
+        self._cores, self._clock_s, self._loads = cores, clock_s, loads
+        self._holds = isinstance(parse_policy(settings.checkpoint), Deadline)
         if environment is None:
             environment = dict(os.environ)
             os.environ.pop(FELL, None)  # it is told once
@@ -112,12 +127,20 @@ class Guard:
         self._history = History()
         self._unsaved_bytes = 0
         self._situation = Situation()
-        self._stored: dict[tuple[str, int], tuple[int, int]] = {}
-        self._fullest_bytes = 0
+        self._stored: dict[Shard, tuple[int, int]] = {}
+        self._backed_epoch = 0
+        self._last: Commit | None = None
+        self._hosts: tuple[list[list[str]], list[list[Shard]]] = ([], [])
+        """Where the shards are, and what is loaded if one of those hosts is lost."""
+        self._fullest = (0, 0)
+        """Bytes and files of the state as it is now, that a lost host would have loaded from a backup of it."""
         self._faulty_ms = 0
         """When the last recovery ended."""
         self._committed_s = 0.0
         self._uploading: int | None = None
+        self._hopeless = False
+        self._older: History | None = None
+        """What lies between the newest checkpoint and the one before it; None: not known."""
         self._ended: collections.deque[Checkpoint | FailedCheckpoint] = collections.deque()
         self._readings: collections.deque[Reading] = collections.deque()
         self._episode = _fallen(environment.get(FELL, ""))
@@ -135,19 +158,33 @@ class Guard:
 
     def start(self, last: Commit | None, since: Iterable[Commit], newest: Checkpoint | None) -> None:
         """Stand where the log stands: the commits since the newest checkpoint are what a replay would run."""
-        if newest is not None:
-            self._stored = _stored(newest)
-        for commit in since:
-            self._add(commit)
+        self._history_is(since, newest)
+        self._records.extend(records for _, records, _ in list(self._epochs)[-_RECENT:])
         if last is not None:
             self._stand(last)
         self._look_at_drill(force=True)
+        if self._episode is not None:
+            self._episode.estimates = self._all_estimates()
         self.forecast()
 
-    def started(self, seconds: float) -> None:
-        """A start took so long from its first step: a new driver would take that after a fault, and its imports."""
+    def started(self, seconds: float, executors_s: float | None = None) -> None:
+        """A start took so long from its first step: a new driver would take that after a fault, and its imports.
+
+        `executors_s`: how long executors took to be there, where that was seen.
+        """
         if self._episode is None:
             self.learned.started(seconds + _IMPORTS_S)
+        if executors_s is not None:
+            self.learned.executors_started(executors_s)
+
+    def rebuilt(self, since: Iterable[Commit], newest: Checkpoint | None) -> None:
+        """Shards were rebuilt: it may have been found that the newest checkpoint can't be used."""
+        self._take_in_backups()
+        if (0 if newest is None else newest.epoch) == self._backed_epoch:
+            return
+        self._history_is(since, newest)
+        if self._last is not None:
+            self._stand(self._last)
 
     def epoch_done(
         self,
@@ -171,13 +208,14 @@ class Guard:
         if self._first_epoch is None:
             self._first_epoch = commit.epoch
         elif self._episode is None and reloads and now_s - took_s - self._committed_s < _SPARK_ENDS_IDLE_S:
-            self._episode = Episode(Fault.WORKER_KILL, now_s - took_s, self._estimate(Fault.WORKER_KILL))
+            self._episode = Episode(Fault.WORKER_KILL, now_s - took_s, self._all_estimates(), within=True)
         if self._episode is not None:
             self._recovered(commit, now_s, took, run_s, idle_s)
         elif self._committed_s:
             self._gaps.append(now_s - self._committed_s - self._paused_s)
         self._committed_s = now_s
         self._add(commit)
+        self._records.append(commit.records_in)
         self._stand(commit)
         if now_s - self._looked_s >= _LOOK_EVERY_S:
             self._looked_s = now_s
@@ -191,12 +229,12 @@ class Guard:
         """Something was noticed: the epoch under way is lost, or shards are. True if it was not known before."""
         if self._episode is not None:
             return False
-        self._episode = Episode(fault, began_s, self._estimate(fault))
+        self._episode = Episode(fault, began_s, self._all_estimates())
         return True
 
-    def backing_up(self, epoch: int | None) -> None:
-        """Which version is being uploaded now; None: none is."""
-        self._uploading = epoch
+    def backing_up(self, epoch: int | None, *, hopeless: bool = False) -> None:
+        """Which version is being uploaded now; None: none is. Hopeless: so many have failed that nobody waits for one."""
+        self._uploading, self._hopeless = epoch, hopeless
 
     def backup_ended(self, outcome: Checkpoint | FailedCheckpoint) -> None:
         """From any thread: how a backup ended. Taken in by the next decision."""
@@ -220,9 +258,14 @@ class Guard:
         return self._settings.deadline_s
 
     @property
+    def most_records(self) -> int:
+        """The most records of an epoch of which anything is known: not many times as many as there ever were in one."""
+        return min(self._settings.max_records, max(FIRST_RECORDS, GROWTH * self.learned.largest))
+
+    @property
     def limit(self) -> int:
         """The most records the next epoch may have for the deadline's sake."""
-        most = self._settings.max_records
+        most = self.most_records
         return most if self.decision.limit is None else min(most, max(1, self.decision.limit))
 
     @property
@@ -237,7 +280,7 @@ class Guard:
             return min(self._settings.max_records, FIRST_RECORDS)
         each = self.learned.epoch.weights[1]
         fits = self._silent_s / each if each > 0 else math.inf
-        return int(min(self._settings.max_records, max(100.0, fits)))
+        return int(min(self.most_records, max(100.0, fits)))
 
     @property
     def job_records(self) -> int:
@@ -255,10 +298,8 @@ class Guard:
         """What to do now, from all that is known."""
         self._take_in_backups()
         # A backup made now would have to be loaded as large as the state is now.
-        there = msgspec.structs.replace(
-            self._situation, stored_bytes=max(self._situation.stored_bytes, self._fullest_bytes)
-        )
-        bound = Bounds(there, self.learned, self._notice, self.faults, self._settings.confidence)
+        bound = Bounds(self._backed(), self.learned, self._notice, self.faults, self._settings.confidence)
+        within, beyond = bound.parted(self._settings.deadline_s)
         uploading = None
         if self._uploading is not None:
             uploading = sum(1 for epoch, _, _ in self._epochs if epoch > self._uploading)
@@ -268,17 +309,28 @@ class Guard:
             history=self._history,
             epoch_s=self._pace_s(),
             epoch_records=self._situation.planned,
-            max_records=self._settings.max_records,
+            max_records=self.most_records,
             backup_s=backup.bound(self._settings.confidence),
             failed_s=backup.mean,
             retry_s=self.retry_s,
             uploading=uploading,
             mean_records=statistics.fmean(self._records) if self._records else None,
         )
-        self.decision = decide(outlook, bound)
+        self.decision = decide(outlook, within or bound, None if within is None else beyond)
+        if self._hopeless and (self.decision.back_up or self.decision.pause):
+            self.decision = msgspec.structs.replace(self.decision, pause=False, feasible=False)
         self.forecast()
         self._tell_feasible()
         return self.decision
+
+    def _backed(self) -> Situation:
+        """Where it would stand with a backup of the state as it is now, which would have to be loaded."""
+        there = self._situation
+        return msgspec.structs.replace(
+            there,
+            stored_bytes=max(there.stored_bytes, self._fullest[0]),
+            stored_files=max(there.stored_files, self._fullest[1]),
+        )
 
     def _pace_s(self) -> float:
         if not self._gaps:
@@ -292,12 +344,15 @@ class Guard:
     def _estimate(self, fault: Fault) -> Estimate:
         return estimate(fault, self._situation, self.learned, self._notice)
 
+    def _all_estimates(self) -> dict[Fault, Estimate]:
+        return {fault: self._estimate(fault) for fault in Fault}
+
     def forecast(self) -> list[Estimate]:
         """What recovery would take now, for every fault that is covered; while intake pauses, nothing is planned."""
         there = self._situation
-        if self.decision.pause:
+        if self._holds and self.decision.pause:
             there = msgspec.structs.replace(there, planned=0)
-        elif self.decision.limit is not None:
+        elif self._holds and self.decision.limit is not None:
             there = msgspec.structs.replace(there, planned=min(there.planned, self.limit))
         self.estimates = [estimate(f, there, self.learned, self._notice) for f in self.faults]
         return self.estimates
@@ -335,11 +390,7 @@ class Guard:
         if self._infeasible_told:
             return
         self._told_s, self._infeasible_told = now_s, True
-        there = msgspec.structs.replace(
-            self._situation,
-            history=History(1, 1),
-            stored_bytes=max(self._situation.stored_bytes, self._fullest_bytes),
-        )
+        there = msgspec.structs.replace(self._backed(), history=History(1, 1))
         told = explain(there, self.learned, self._notice, self._settings.confidence)
         if told is None:
             return
@@ -357,38 +408,56 @@ class Guard:
 
     # Standing somewhere
 
+    def _history_is(self, since: Iterable[Commit], newest: Checkpoint | None) -> None:
+        """These commits, since this checkpoint, are what a replay would run."""
+        self._backed_epoch = 0 if newest is None else newest.epoch
+        self._stored = {} if newest is None else _stored(newest)
+        self._epochs.clear()
+        self._history, self._older, self._unsaved_bytes = History(), None, 0
+        for commit in since:
+            self._add(commit)
+
     def _add(self, commit: Commit) -> None:
         new = sum(s.sealed.delta_bytes for shards in commit.shards.values() for s in shards)
         self._epochs.append((commit.epoch, commit.records_in, new))
         self._history = self._history.and_(1, commit.records_in)
         self._unsaved_bytes += new
-        self._records.append(commit.records_in)
+        self.learned.largest = max(self.learned.largest, commit.records_in)
 
     def _stand(self, commit: Commit) -> None:
         """Take over what a commit says of sizes and places."""
+        self._last = commit
+        sizes: dict[Shard, tuple[int, int]] = {}
         hosts: dict[str, list[int]] = {}
-        stored: dict[str, list[int]] = {}
-        largest = 0
         for uid, shards in commit.shards.items():
             for number, shard in enumerate(shards):
-                size = shard.sealed.size_bytes
-                largest = max(largest, size)
-                hosts.setdefault(shard.host, []).append(size)
-                of = stored.setdefault(shard.host, [0, 0])
-                in_store = self._stored.get((uid, number), (0, 0))
-                of[0], of[1] = of[0] + in_store[0], of[1] + in_store[1]
+                sizes[uid, number] = (shard.sealed.size_bytes, shard.sealed.files)
+                hosts.setdefault(shard.host, []).append(shard.sealed.size_bytes)
         cores = max(1, self._cores // max(1, len(hosts)))
-        fullest = max(stored.values(), default=[0, 0])
-        self._fullest_bytes = max((sum(sizes) for sizes in hosts.values()), default=0)
+        lost = self._lost_with_hosts(commit)
+        fullest = max((_total(shards, self._stored) for shards in lost), default=(0, 0))
+        self._fullest = max((_total(shards, sizes) for shards in lost), default=(0, 0))
         self._situation = Situation(
             history=self._history,
+            older=self._older,
             planned=min(max(self._records, default=0), self._settings.max_records),
             usual=int(statistics.median(self._records)) if self._records else None,
             stored_bytes=fullest[0],
             stored_files=fullest[1],
-            shard_bytes=largest,
-            host_bytes=max((sum(sizes) // min(cores, len(sizes)) for sizes in hosts.values()), default=0),
+            shard_bytes=max((size for size, _ in sizes.values()), default=0),
+            host_bytes=max((sum(of) // min(cores, len(of)) for of in hosts.values()), default=0),
         )
+
+    def _lost_with_hosts(self, commit: Commit) -> list[list[Shard]]:
+        """For each host the shards that are loaded if it is lost: its own, and copies of those that fed them."""
+        places = [[shard.host for shard in shards] for shards in commit.shards.values()]
+        if self._hosts[0] != places:
+            hosts: dict[str, list[Shard]] = {}
+            for uid, shards in commit.shards.items():
+                for number, shard in enumerate(shards):
+                    hosts.setdefault(shard.host, []).append((uid, number))
+            self._hosts = places, [list(self._loads(shards)) for shards in hosts.values()]
+        return self._hosts[1]
 
     def _take_in_backups(self) -> None:
         while self._readings:
@@ -420,12 +489,15 @@ class Guard:
             self._faulty_ms < made.started_ms and self._episode is None
         ):  # one that a fault held up is not usual
             self.learned.upload.learn([1.0, float(uploaded)], took_s)
+        self._older = History()
         while self._epochs and self._epochs[0][0] <= made.epoch:
             _, records, new = self._epochs.popleft()
             self._history = History(self._history.epochs - 1, self._history.records - records)
+            self._older = self._older.and_(1, records)
             self._unsaved_bytes -= new
-        self._stored = _stored(made)
-        self._situation = msgspec.structs.replace(self._situation, history=self._history)
+        self._stored, self._backed_epoch = _stored(made), made.epoch
+        if self._last is not None:
+            self._stand(self._last)
         self._trace.add(
             BackupLine(
                 made.epoch, made.started_ms, took_s, made.new_bytes, made.size_bytes, trigger=made.trigger
@@ -448,9 +520,9 @@ class Guard:
         episode, self._episode = self._episode, None
         assert episode is not None
         self._faulty_ms = int(now_s * 1000)
-        fault = Fault.HOST if took.rebuilt and episode.fault not in _OF_DRIVER else episode.fault
-        took_s = max(0.0, now_s - episode.began_s - idle_s)
-        before = episode.estimated if episode.estimated is not None else self._estimate(fault)
+        took_s = max(0.0, now_s - episode.began_s - (0.0 if episode.within else idle_s))
+        fault = self._which(episode, took_s, rebuilt=bool(took.rebuilt))
+        before = episode.estimates.get(fault) or self._estimate(fault)
         loading_s = took.checked_s + took.fetched_s
         if not loading_s:  # inside a job that Spark repaired by itself
             loading_s = before.loading.mean
@@ -475,14 +547,30 @@ class Guard:
         if not self._drilled:
             self._learn_outcome(outcome)
 
+    def _which(self, episode: Episode, took_s: float, *, rebuilt: bool) -> Fault:
+        """Which fault it was, as far as can be told: one that was silent for its time-out, and took about so long, froze."""
+        fault = episode.fault
+        if fault in OF_DRIVER:
+            return fault
+        if rebuilt:
+            return Fault.HOST
+        frozen = _FROZEN.get(fault)
+        if frozen is None or frozen not in self.faults or self._drilled:
+            return fault
+        known = episode.estimates or self._all_estimates()
+        if not detection(frozen, self._notice).mean <= took_s <= known[frozen].bound(0.99):
+            return fault
+        return min((fault, frozen), key=lambda one: abs(known[one].sum.mean - took_s))
+
     def _learn_outcome(self, outcome: Outcome) -> None:
         fault = Fault.named(outcome.fault)
         key = f"{outcome.epoch:08d}"
         if fault is None or key in self.learned.outcomes:
             return
-        if fault in _OF_DRIVER and outcome.measured.loading:
+        if fault in OF_DRIVER and outcome.measured.loading:
             self.learned.reload.learn([1.0, float(self._situation.host_bytes)], outcome.measured.loading)
-        self.learned.recovered(fault, outcome.measured.environment)
+        waited_s = self._notice.restart_s if fault in OF_DRIVER else 0.0
+        self.learned.recovered(fault, outcome.measured.environment - waited_s)
         self.learned.outcomes.add(key)
         self._keep()
 
@@ -556,10 +644,16 @@ class Guard:
         self._keep()
 
 
-_OF_DRIVER = (Fault.DRIVER_KILL, Fault.DRIVER_FREEZE, Fault.APPLICATION)
+_FROZEN = {Fault.WORKER_KILL: Fault.WORKER_FREEZE, Fault.EXECUTOR_KILL: Fault.EXECUTOR_FREEZE}
 
 
-def _stored(checkpoint: Checkpoint) -> dict[tuple[str, int], tuple[int, int]]:
+def _total(shards: Iterable[Shard], of: Mapping[Shard, tuple[int, int]]) -> tuple[int, int]:
+    """Bytes and files of these together."""
+    found = [of.get(shard, (0, 0)) for shard in shards]
+    return sum(size for size, _ in found), sum(files for _, files in found)
+
+
+def _stored(checkpoint: Checkpoint) -> dict[Shard, tuple[int, int]]:
     return {
         (uid, number): (version.size_bytes, len(version.files))
         for uid, versions in checkpoint.shards.items()

@@ -23,7 +23,7 @@ import numpy as np
 
 from holdfast.checkpoint.policy import Deadline, Known, Policy, due
 from holdfast.faults.kinds import Fault
-from holdfast.recovery.decide import Decision, Outlook, decide
+from holdfast.recovery.decide import Bound, Decision, Outlook, decide
 from holdfast.recovery.estimate import Bounds, History, Learned, Notice, Situation, covered, estimate
 from holdfast.recovery.trace import BackupLine, EpochLine
 
@@ -290,15 +290,28 @@ class _Walk:
     def _decide(self, at: int) -> Decision:
         decision = Decision()
         if isinstance(self._policy, Deadline):
-            decision = decide(self._outlook(), functools.partial(self._bound, at))
+            decision = decide(self._outlook(), *self._bounds(at))
             self._limit = decision.limit
         wanted = self._uploading is None and due(self._policy, self._known(decision)) is not None
         if wanted:
             self._begin(at)
         return decision
 
-    def _bound(self, at: int, history: History, planned: int) -> float:
-        return self._run.bound(at, self._newest.stored_bytes, history, planned)
+    def _bounds(self, at: int) -> tuple[Bound, Bound | None]:
+        """As the guard has them: of faults that fit the deadline, and of the others. A backup would be as large as state is now."""
+        run, deadline_s = self._run, self.result.deadline_s
+        stored_bytes = max(self._newest.stored_bytes, run.stored_bytes(at))
+
+        def other(history: History, planned: int) -> float:
+            return run.other_bound(at, planned)
+
+        host = functools.partial(run.host_bound, stored_bytes)
+        fits = [bound(History(1, 1), 1) <= deadline_s for bound in (other, host)]
+        if fits == [True, False]:
+            return other, host
+        if fits == [False, True]:
+            return host, other
+        return functools.partial(run.bound, at, stored_bytes), None
 
     def _outlook(self) -> Outlook:
         """What the guard would know."""

@@ -170,6 +170,18 @@ def _came_back(history: Sequence[End]) -> bool:
     return last.exit_code in USERS and any(same)
 
 
+def delay_s(strategy: Strategy) -> float:
+    """How long a driver that was well before is waited with, before it is started again."""
+    match strategy:
+        case FixedDelay(delay):
+            return delay
+        case Exponential(first_s):
+            return first_s
+        case FailureRate():
+            return RATE_DELAY_S
+    return 0.0
+
+
 def _by_strategy(history: Sequence[End], strategy: Strategy, now: float) -> Restart | GiveUp:
     match strategy:
         case NoRestart():
