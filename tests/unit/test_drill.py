@@ -14,16 +14,20 @@ from typer.testing import CliRunner
 
 from holdfast.cli.app import app
 from holdfast.cli.drill import check_report, told_in_words
+from holdfast.config import resolve
 from holdfast.errors import ConfigError, MissingExtraError
+from holdfast.faults import drill as drills
 from holdfast.faults.cluster import Cluster
 from holdfast.faults.compare import Verdict
 from holdfast.faults.drill import (
     FROM_DEADLINE,
     Drill,
     Trial,
+    as_drilled,
     by_fault,
     draw,
     facts_of,
+    inflict,
     outcome_of,
     parse_pause,
     recorded,
@@ -31,12 +35,12 @@ from holdfast.faults.drill import (
     summary,
     timeout_s,
 )
-from holdfast.faults.experiment import SETTINGS, Experiment, Struck, waiting_s
+from holdfast.faults.experiment import SETTINGS, Experiment, Struck, StuckError, waiting_s
 from holdfast.faults.kinds import Fault
 from holdfast.faults.report import render
 from holdfast.faults.victims import Aim
 from holdfast.log.records import Plan
-from holdfast.metrics import Forecast
+from holdfast.metrics import Forecast, Status
 from holdfast.recovery.estimate import Outcome, Parts
 from holdfast.recovery.memory import write_outcome
 from holdfast.recovery.trace import BackupLine, EpochLine, Trace
@@ -80,6 +84,18 @@ def test_a_setting_of_the_experiment_can_be_left_to_the_deadline(tmp_path: Path)
     assert not {"driver_timeout", "executor_timeout", "worker_timeout", "deadline"} & set(found)
     assert found["checkpoint"] == "deadline" and found["trim_log"] is False
     assert found["spark"] == SETTINGS["spark"]
+
+
+def test_a_drill_runs_with_its_users_restart_and_spark_and_without_the_doubling() -> None:
+    def drilled(**given: Any) -> dict[str, Any]:
+        return as_drilled(resolve(given, environment={}).settings)
+
+    assert drilled()["restart"] == "fixed 1s"
+    assert drilled(restart="fixed 30s")["restart"] == "fixed 30s"
+    assert drilled(restart="exponential 4s 60s")["restart"] == "fixed 4s"
+    assert "restart" not in drilled(restart="none"), "a drill without restarts is none"
+    spark = drilled(spark={"spark.executor.memory": "3g"})["spark"]
+    assert spark == {**SETTINGS["spark"], "spark.executor.memory": "3g"}
 
 
 # How long it took
@@ -215,6 +231,7 @@ def test_the_summary_has_what_a_script_reads(drill: Drill) -> None:
     assert found["under_bound"] == 2
     assert found["backups"] == 1, "one that failed does not count"
     assert found["near_deadline"] == 0.5
+    assert found["host_near_deadline"] == 0.0
     assert (found["lost"], found["doubled"], found["different_states"]) == (1, 2, 3)
     assert (found["median_recovery_s"], found["longest_recovery_s"]) == (13.0, 31.0)
     assert (found["seed"], found["policy"], found["deadline_s"]) == (7, "deadline", 30.0)
@@ -225,6 +242,53 @@ def test_a_trial_is_one_flat_line_with_its_parts(drill: Drill) -> None:
     assert found["trial"] == 3 and found["fault"] == "host" and found["missed"] is True
     assert found["recovery_s"] == 31.0 and found["estimate_s"] == 8.0 and found["caught_up_s"] is None
     assert found["measured"] == {"detection": 1.0, "environment": 29.0, "loading": 0.5, "recomputing": 0.5}
+
+
+def test_what_is_backed_up_at_the_end_is_no_backup_of_the_deadline(drill: Drill) -> None:
+    more = [*drill.backups, BackupLine(399, 99_000, 1.0, trigger="STOPPING")]
+    assert summary(dataclasses.replace(drill, backups=more))["backups"] == 1
+
+
+class Gone:
+    """An experiment whose application does not come back from its second fault."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.victims, self.strikes = directory, self, 0
+        self.shards_only = False
+
+    def strike(self, fault: Fault, share: float, timeout_s: float) -> Struck:
+        self.strikes += 1
+        return struck(fault, epoch=10 * self.strikes)
+
+    def await_felt_recovery(self, struck: Struck, timeout_s: float) -> tuple[Struck, float]:
+        if self.strikes == 2:
+            raise StuckError("It was not back.")
+        return struck, 5.0
+
+    def tails(self) -> str:
+        return ""
+
+
+def test_a_recovery_that_does_not_end_is_a_miss_and_told_before_the_drill_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forecasts = {Fault.HOST.label: FORECAST}
+    status = Status("p", "d", 1, 1, "h", state="running", forecasts=forecasts, bound_s=20.0, epoch=99)
+    monkeypatch.setattr(drills, "read_status", lambda directory: status)
+    told: list[Trial] = []
+    blows = draw([Fault.HOST], 5, 1, (0.0, 0.0))
+    with pytest.raises(StuckError):
+        inflict(Gone(tmp_path), blows, deadline_s=30.0, confidence=0.999, tell=told.append)  # type: ignore[arg-type]
+    assert [(t.stuck, t.missed) for t in told] == [(False, False), (True, True)]
+    assert told[1].outcome.took_s == 120.0 and told[1].host_s == FORECAST.bound_s
+
+
+def test_a_drill_that_was_cut_short_has_a_summary_and_a_report(drill: Drill) -> None:
+    cut = dataclasses.replace(drill, verdict=None)
+    found = summary(cut)
+    assert found["misses"] == 1 and found["lost"] is None and found["epochs"] == 400
+    assert "nothing was compared" in " ".join(told_in_words(cut))
+    assert "nothing was compared" in render(cut)
 
 
 def test_kinds_of_faults_are_told_apart(drill: Drill) -> None:

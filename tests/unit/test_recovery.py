@@ -18,6 +18,7 @@ from holdfast.checkpoint.metadata import Checkpoint, pack
 from holdfast.checkpoint.upload import Uploaded
 from holdfast.errors import CheckpointError, DivergedError, IncompatibleError
 from holdfast.log.journal import Journal
+from holdfast.log.records import Commit, Plan
 from tests.drivers import Life, Waiting, live, make
 from tests.pipelines import Everything, Recipe, recipes
 from tests.spark.test_equals_runner import bytes_in, sinks_in
@@ -338,6 +339,31 @@ def test_failed_checkpoints_in_a_row_are_said_loudly_and_the_user_chooses(
     finally:
         Full.room = False
     assert life.driver.last_epoch == 12
+
+
+def test_before_the_first_backup_young_and_daly_go_by_what_one_is_thought_to_take(tmp_path: Path) -> None:
+    """It was taken for a millisecond, and the first came as if faults were a hundred times as many."""
+    now = [1_000_000]
+    life = make(unsteady(hf.memory()), tmp_path, checkpoint="young-daly 50s", clock_ms=lambda: now[0])
+    life.driver.start()
+    commit, plan = (one for one in _first(life))
+    now[0] += 9_000
+    life.coordinator.consider(commit, plan, usual_s=1.0)
+    assert life.coordinator.pending_epoch is None, "ten seconds are the best for one second and fifty"
+    now[0] += 2_000
+    life.coordinator.consider(commit, plan, usual_s=1.0)
+    assert life.coordinator.pending_epoch == 1
+    life.coordinator.stop()
+
+
+def _first(life: Life) -> tuple[Commit, Plan]:
+    """The first epoch, decided."""
+    plan = life.driver._new_plan()
+    assert plan is not None
+    life.driver._run_epoch(plan)
+    commit = life.journal.commit(1)
+    assert commit is not None
+    return commit, plan
 
 
 def test_a_checkpoint_that_was_asked_for_is_made_and_the_wish_is_gone(tmp_path: Path) -> None:

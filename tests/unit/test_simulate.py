@@ -157,6 +157,29 @@ def test_the_deadline_policy_keeps_what_can_be_kept(seed: int, above_s: float) -
         assert len(result.backups) >= least or result.paused_s or result.cut
 
 
+def test_a_first_backup_of_much_state_is_foreseen() -> None:
+    """What a backup adds to the time of loading came as a surprise: the first one broke the deadline."""
+    lines = [
+        msgspec.structs.replace(e, state_bytes=10**9, host_bytes=10**9)
+        for e in epochs_of([3000] * 400, [0.5] * 400)
+    ]
+    run = Run(lines, [], learned(), NOTICE, confidence=0.999, max_records=500_000, faults=[Fault.HOST])
+    loaded_s = run.host_bound(10**9, History(1, 3000), 3000)
+    result = simulate(run, parse_policy("deadline"), loaded_s + 15)
+    assert result.backups and result.kept
+
+
+def test_a_fault_that_no_backup_helps_against_does_not_end_all_backups() -> None:
+    slow = msgspec.structs.replace(NOTICE, worker_s=500.0)
+    lines = epochs_of([3000] * 400, [0.5] * 400)
+    run = Run(lines, [], learned(), slow, confidence=0.999, max_records=500_000, faults=FAULTS)
+    deadline_s = run.host_bound(0, History(1, 3000), 3000) + 20
+    result = simulate(run, parse_policy("deadline"), deadline_s)
+    assert not result.kept and result.backups
+    newest = max(b.begun_s for b in result.backups)
+    assert newest > run.times_s[-100], "to the end"
+
+
 def test_a_policy_costs_what_its_uploads_take_and_history_starts_anew_at_their_version() -> None:
     run = run_of([1000] * 100, [0.5] * 100)
     never = simulate(run, parse_policy("never"), 60.0)

@@ -136,7 +136,12 @@ def _figures(drill: Drill) -> str:
         ["under the 99% bound", f"{found['under_bound']} of {found['trials']}"],
         ["backups", str(found["backups"])],
         [f"faults with the bound above {NEAR:.0%} of the deadline", f"{found['near_deadline']:.0%}"],
-        ["lost, doubled, different", _marked(found["lost"], found["doubled"], found["different_states"])],
+        [
+            "lost, doubled, different",
+            _marked(found["lost"], found["doubled"], found["different_states"])
+            if drill.verdict is not None
+            else "it was not back at the end: nothing was compared",
+        ],
     ]
     lines = "".join(f"<tr><td>{escape(a)}</td><td class='text'>{b}</td></tr>\n" for a, b in rows)
     return f"<table>\n{lines}</table>\n"

@@ -15,6 +15,7 @@ from holdfast.checkpoint.metadata import (
     unpack,
 )
 from holdfast.checkpoint.policy import (
+    Deadline,
     EveryEpochs,
     EveryInterval,
     Known,
@@ -22,6 +23,7 @@ from holdfast.checkpoint.policy import (
     Never,
     Policy,
     Trigger,
+    YoungDaly,
     due,
     parse_policy,
 )
@@ -29,12 +31,14 @@ from holdfast.checkpoint.retention import generation_of, sort_out, upload_folder
 from holdfast.errors import ConfigError
 from holdfast.state.versions import Manifest
 
-POLICIES: list[Policy] = [EveryEpochs(3), EveryInterval(10), Manual(), Never()]
+POLICIES: list[Policy] = [EveryEpochs(3), EveryInterval(10), Manual(), Deadline(), YoungDaly(60.0), Never()]
 KNOWN = st.builds(
     Known,
     epochs_since=st.integers(0, 10),
     last_started_ms=st.integers(0, 30_000),
     now_ms=st.integers(0, 60_000),
+    endangered=st.booleans(),
+    backup_s=st.floats(0.01, 10),
     asked=st.booleans(),
     stopping=st.booleans(),
     code_changed=st.booleans(),
@@ -54,7 +58,7 @@ def test_nothing_new_needs_no_checkpoint_and_never_means_never(policy: Policy, k
         assert trigger in (None, Trigger.SOURCE_EXPIRES)
 
 
-@given(st.sampled_from(POLICIES[:3]), KNOWN)
+@given(st.sampled_from(POLICIES[:-1]), KNOWN)
 def test_what_expires_is_backed_up_before_it_does(policy: Policy, known: Known) -> None:
     if (
         known.epochs_since
