@@ -461,6 +461,20 @@ def test_what_was_waited_before_an_epoch_is_not_taken_from_its_outage(tmp_path: 
     assert outcome.took_s == pytest.approx(2.5)
 
 
+def test_a_run_tells_itself_when_it_had_caught_up_after_a_recovery(tmp_path: Path) -> None:
+    now = [1000.0]
+    settings = resolve({}, environment={}).settings
+    guard = Guard(settings, NOTICE, tmp_path, environment={}, clock_s=lambda: now[0])
+    guard.start(None, [], None)
+    done(guard, 1, backlog=70)
+    guard.fault(Fault.EXECUTOR_KILL, now[0])
+    for epoch, backlog, told in ((2, 900, None), (3, 300, None), (4, 70, 15.0), (5, 0, 15.0)):
+        now[0] += 5
+        done(guard, epoch, backlog=backlog)
+        (outcome,) = read_outcomes(tmp_path)
+        assert outcome.took_s == pytest.approx(5.0) and outcome.caught_up_s == told
+
+
 @pytest.mark.parametrize("policy", ["deadline", "never"])
 def test_only_who_holds_the_deadline_pauses_for_it(tmp_path: Path, policy: str) -> None:
     guard = guarded(tmp_path, deadline="30s", checkpoint=policy)

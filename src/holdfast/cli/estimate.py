@@ -73,7 +73,7 @@ def facts(learned: Learned, notice: Notice, situation: Situation, confidence: fl
 
 def _print_outcomes(outcomes: list[Outcome]) -> None:
     out = console()
-    columns = ["epoch", "fault", "estimate", "took", "bound 99%", "by"]
+    columns = ["epoch", "fault", "estimate", "took", "bound 99%", "caught up", "by"]
     shown = [
         [
             str(o.epoch),
@@ -81,11 +81,12 @@ def _print_outcomes(outcomes: list[Outcome]) -> None:
             f"{o.estimated.total:.1f}",
             f"{o.took_s:.1f}",
             f"{o.bounds['0.99']:.1f}" if "0.99" in o.bounds else "",
+            "" if o.caught_up_s is None else f"{o.caught_up_s:.1f}",
             o.by,
         ]
         for o in outcomes[-_LAST:]
     ]
-    out.print(table(columns, shown, right=["epoch", "estimate", "took", "bound 99%"]))
+    out.print(table(columns, shown, right=["epoch", "estimate", "took", "bound 99%", "caught up"]))
     known = calibration(outcomes)
     under = ", ".join(
         f"{share:.0%} under the {float(name.removeprefix('under_')):.1%} bound"

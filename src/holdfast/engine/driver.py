@@ -447,6 +447,7 @@ class Driver:
             took=took,
             run_s=self._run_s,
             idle_s=self._idle_s,
+            backlog=self._backlog,
         )
         self._idle_s = 0.0
         self._recovery.job_records = self._guard.job_records

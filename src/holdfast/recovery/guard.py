@@ -145,6 +145,10 @@ class Guard:
         self._readings: collections.deque[Reading] = collections.deque()
         self._episode = _fallen(environment.get(FELL, ""))
         self._first_epoch: int | None = None
+        self._catching: Outcome | None = None
+        """A recovery after which more waits than before."""
+        self._backlog = 0
+        """How much waited when all was well."""
         self._paused_s = 0.0
         self._kept_s = self._looked_s = 0.0
         self.retry_s = FIRST_RETRY_S
@@ -196,6 +200,7 @@ class Guard:
         took: Took,
         run_s: float,
         idle_s: float = 0.0,
+        backlog: int = 0,
     ) -> Decision:
         """Learn from an epoch, and decide."""
         started = time.perf_counter()
@@ -213,6 +218,7 @@ class Guard:
             self._recovered(commit, now_s, took, run_s, idle_s)
         elif self._committed_s:
             self._gaps.append(now_s - self._committed_s - self._paused_s)
+        self._catch_up(now_s, backlog)
         self._committed_s = now_s
         self._add(commit)
         self._records.append(commit.records_in)
@@ -544,8 +550,18 @@ class Guard:
             deadline_s=self._settings.deadline_s,
         )
         write_outcome(self._directory, outcome)
+        self._catching = outcome
         if not self._drilled:
             self._learn_outcome(outcome)
+
+    def _catch_up(self, now_s: float, backlog: int) -> None:
+        """After a recovery: once no more waits than before the fault, note how long that took from the fault on."""
+        if self._catching is None:
+            self._backlog = backlog
+        elif backlog <= self._backlog:
+            caught_up_s = max(self._catching.took_s, now_s - self._catching.at_ms / 1000)
+            write_outcome(self._directory, msgspec.structs.replace(self._catching, caught_up_s=caught_up_s))
+            self._catching = None
 
     def _which(self, episode: Episode, took_s: float, *, rebuilt: bool) -> Fault:
         """Which fault it was, as far as can be told: one that was silent for its time-out, and took about so long, froze."""
