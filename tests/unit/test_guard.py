@@ -324,9 +324,9 @@ def test_what_feeds_a_lost_shard_is_loaded_with_it(tmp_path: Path) -> None:
     settings = resolve({}, environment={}).settings
     guard = Guard(settings, NOTICE, tmp_path, environment={}, loads=loads)
     guard.start(two_hosts(5), [], stored(5))
-    assert guard._situation.stored_bytes == 3 * 10**6
-    assert guard._situation.stored_files == 3
-    assert guard._fullest == (3 * 10**6, 21)
+    assert guard._standing.situation.stored_bytes == 3 * 10**6
+    assert guard._standing.situation.stored_files == 3
+    assert guard._standing._now == (3 * 10**6, 21)
 
 
 def test_a_backup_counts_from_the_moment_it_is_there(tmp_path: Path) -> None:
@@ -337,10 +337,10 @@ def test_a_backup_counts_from_the_moment_it_is_there(tmp_path: Path) -> None:
     assert before.loading.mean == 0 and len(before.recomputing.parts) == 2
     guard.backup_ended(stored(1))
     guard.decide()
-    assert guard._situation.stored_bytes == 2 * 10**6 and guard._situation.stored_files == 2
+    assert guard._standing.situation.stored_bytes == 2 * 10**6 and guard._standing.situation.stored_files == 2
     after = next(e for e in guard.estimates if e.fault is Fault.HOST)
     assert after.loading.mean > 0
-    assert guard._situation.older == History(1, 1000)
+    assert guard._standing.situation.older == History(1, 1000)
 
 
 def test_a_checkpoint_that_turned_out_damaged_is_not_counted_on(tmp_path: Path) -> None:
@@ -351,13 +351,15 @@ def test_a_checkpoint_that_turned_out_damaged_is_not_counted_on(tmp_path: Path) 
         guard.epoch_done(commit, 0.1, **facts)
     guard.backup_ended(stored(6))
     guard.decide()
-    assert guard._history == History()
+    assert guard._standing.history == History()
     guard.rebuilt(commits, stored(6))
-    assert guard._history == History(), "the same: nothing is counted again"
+    assert guard._standing.history == History(), "the same: nothing is counted again"
     guard.rebuilt(commits[2:], stored(2))
-    assert guard._history == History(4, 4000) and guard._situation.history == History(4, 4000)
+    assert guard._standing.history == History(4, 4000) and guard._standing.situation.history == History(
+        4, 4000
+    )
     guard.rebuilt(commits, None)
-    assert guard._history == History(6, 6000) and guard._situation.stored_bytes == 0
+    assert guard._standing.history == History(6, 6000) and guard._standing.situation.stored_bytes == 0
 
 
 def test_the_driver_tells_of_a_checkpoint_that_a_recovery_has_condemned(tmp_path: Path) -> None:
@@ -376,9 +378,9 @@ def test_the_driver_tells_of_a_checkpoint_that_a_recovery_has_condemned(tmp_path
 
     def hear(*told: Any) -> None:
         guard._take_in_backups()
-        before = guard._history
+        before = guard._standing.history
         rebuilt(*told)
-        known.append((before, guard._history, first.coordinator.newest_epoch))
+        known.append((before, guard._standing.history, first.coordinator.newest_epoch))
 
     guard.rebuilt = hear  # type: ignore[method-assign]
     first.driver.start()

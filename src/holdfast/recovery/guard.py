@@ -16,7 +16,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -41,7 +41,6 @@ from holdfast.recovery.estimate import (
     Learned,
     Notice,
     Outcome,
-    Situation,
     attribute,
     covered,
     detection,
@@ -56,6 +55,7 @@ from holdfast.recovery.memory import (
     write_outcome,
 )
 from holdfast.recovery.replay import MAX_RECORDS, Took
+from holdfast.recovery.standing import Loads, Standing
 from holdfast.recovery.trace import BackupLine, EpochLine, Trace
 from holdfast.supervise.heartbeat import FELL
 
@@ -77,11 +77,6 @@ _READINGS = 3
 """After so many observations of loading, trying the store teaches nothing more."""
 _KEEP_EVERY_S = 5.0
 _LOOK_EVERY_S = 0.5
-
-
-Shard = tuple[str, int]
-Loads = Callable[[list[Shard]], Iterable[Shard]]
-"""The shards that are loaded from a checkpoint if these have lost theirs."""
 
 
 class Episode(msgspec.Struct):
@@ -111,7 +106,7 @@ class Guard:
         loads: Loads = list,
     ) -> None:
         self._settings, self._notice, self._directory = settings, notice, directory
-        self._cores, self._clock_s, self._loads = cores, clock_s, loads
+        self._clock_s = clock_s
         self._holds = isinstance(parse_policy(settings.checkpoint), Deadline)
         if environment is None:
             environment = dict(os.environ)
@@ -120,27 +115,13 @@ class Guard:
         self.faults = covered(notice)
         self.learned = Learned(read_memory(directory))
         self._trace = Trace(directory)
-        self._epochs: collections.deque[tuple[int, int, int]] = collections.deque()
-        """(epoch, records, new bytes) since the newest checkpoint."""
-        self._records: collections.deque[int] = collections.deque(maxlen=_RECENT)
+        self._standing = Standing(cores, settings.max_records, loads)
         self._gaps: collections.deque[float] = collections.deque(maxlen=_RECENT)
-        self._history = History()
-        self._unsaved_bytes = 0
-        self._situation = Situation()
-        self._stored: dict[Shard, tuple[int, int]] = {}
-        self._backed_epoch = 0
-        self._last: Commit | None = None
-        self._hosts: tuple[list[list[str]], list[list[Shard]]] = ([], [])
-        """Where the shards are, and what is loaded if one of those hosts is lost."""
-        self._fullest = (0, 0)
-        """Bytes and files of the state as it is now, that a lost host would have loaded from a backup of it."""
         self._faulty_ms = 0
         """When the last recovery ended."""
         self._committed_s = 0.0
         self._uploading: int | None = None
         self._hopeless = False
-        self._older: History | None = None
-        """What lies between the newest checkpoint and the one before it; None: not known."""
         self._ended: collections.deque[Checkpoint | FailedCheckpoint] = collections.deque()
         self._readings: collections.deque[Reading] = collections.deque()
         self._episode = _fallen(environment.get(FELL, ""))
@@ -162,10 +143,10 @@ class Guard:
 
     def start(self, last: Commit | None, since: Iterable[Commit], newest: Checkpoint | None) -> None:
         """Stand where the log stands: the commits since the newest checkpoint are what a replay would run."""
-        self._history_is(since, newest)
-        self._records.extend(records for _, records, _ in list(self._epochs)[-_RECENT:])
+        self._standing.begin(since, newest)
         if last is not None:
-            self._stand(last)
+            self._standing.stand(last)
+        self._see(self._standing.records)
         self._look_at_drill(force=True)
         if self._episode is not None:
             self._episode.estimates = self._all_estimates()
@@ -184,11 +165,8 @@ class Guard:
     def rebuilt(self, since: Iterable[Commit], newest: Checkpoint | None) -> None:
         """Shards were rebuilt: it may have been found that the newest checkpoint can't be used."""
         self._take_in_backups()
-        if (0 if newest is None else newest.epoch) == self._backed_epoch:
-            return
-        self._history_is(since, newest)
-        if self._last is not None:
-            self._stand(self._last)
+        if (0 if newest is None else newest.epoch) != self._standing.backed_epoch:
+            self._standing.begin(since, newest)
 
     def epoch_done(
         self,
@@ -220,9 +198,8 @@ class Guard:
             self._gaps.append(now_s - self._committed_s - self._paused_s)
         self._catch_up(now_s, backlog)
         self._committed_s = now_s
-        self._add(commit)
-        self._records.append(commit.records_in)
-        self._stand(commit)
+        self._standing.committed(commit)
+        self._see([commit.records_in])
         if now_s - self._looked_s >= _LOOK_EVERY_S:
             self._looked_s = now_s
             self._look_at_drill()
@@ -304,23 +281,25 @@ class Guard:
         """What to do now, from all that is known."""
         self._take_in_backups()
         # A backup made now would have to be loaded as large as the state is now.
-        bound = Bounds(self._backed(), self.learned, self._notice, self.faults, self._settings.confidence)
+        bound = Bounds(
+            self._standing.backed(), self.learned, self._notice, self.faults, self._settings.confidence
+        )
         within, beyond = bound.parted(self._settings.deadline_s)
         uploading = None
         if self._uploading is not None:
-            uploading = sum(1 for epoch, _, _ in self._epochs if epoch > self._uploading)
+            uploading = self._standing.since(self._uploading)
         backup = self.backup()
         outlook = Outlook(
             deadline_s=self._settings.deadline_s,
-            history=self._history,
+            history=self._standing.history,
             epoch_s=self._pace_s(),
-            epoch_records=self._situation.planned,
+            epoch_records=self._standing.situation.planned,
             max_records=self.most_records,
             backup_s=backup.bound(self._settings.confidence),
             failed_s=backup.mean,
             retry_s=self.retry_s,
             uploading=uploading,
-            mean_records=statistics.fmean(self._records) if self._records else None,
+            mean_records=self._standing.mean_records,
         )
         self.decision = decide(outlook, within or bound, None if within is None else beyond)
         if self._hopeless and (self.decision.back_up or self.decision.pause):
@@ -329,15 +308,6 @@ class Guard:
         self._tell_feasible()
         return self.decision
 
-    def _backed(self) -> Situation:
-        """Where it would stand with a backup of the state as it is now, which would have to be loaded."""
-        there = self._situation
-        return msgspec.structs.replace(
-            there,
-            stored_bytes=max(there.stored_bytes, self._fullest[0]),
-            stored_files=max(there.stored_files, self._fullest[1]),
-        )
-
     def _pace_s(self) -> float:
         if not self._gaps:
             return max(self._settings.interval_s, self.learned.epoch.predict([1.0, 1.0]).mean)
@@ -345,17 +315,17 @@ class Guard:
 
     def backup(self) -> Guess:
         """How long a backup would take now."""
-        return self.learned.upload.predict([1.0, float(self._unsaved_bytes)])
+        return self.learned.upload.predict([1.0, float(self._standing.new_bytes)])
 
     def _estimate(self, fault: Fault) -> Estimate:
-        return estimate(fault, self._situation, self.learned, self._notice)
+        return estimate(fault, self._standing.situation, self.learned, self._notice)
 
     def _all_estimates(self) -> dict[Fault, Estimate]:
         return {fault: self._estimate(fault) for fault in Fault}
 
     def forecast(self) -> list[Estimate]:
         """What recovery would take now, for every fault that is covered; while intake pauses, nothing is planned."""
-        there = self._situation
+        there = self._standing.situation
         if self._holds and self.decision.pause:
             there = msgspec.structs.replace(there, planned=0)
         elif self._holds and self.decision.limit is not None:
@@ -396,7 +366,7 @@ class Guard:
         if self._infeasible_told:
             return
         self._told_s, self._infeasible_told = now_s, True
-        there = msgspec.structs.replace(self._backed(), history=History(1, 1))
+        there = msgspec.structs.replace(self._standing.backed(), history=History(1, 1))
         told = explain(there, self.learned, self._notice, self._settings.confidence)
         if told is None:
             return
@@ -412,58 +382,11 @@ class Guard:
             )
         _log.warning("%s %s", message, " ".join(told.lines()))
 
-    # Standing somewhere
+    # Backups
 
-    def _history_is(self, since: Iterable[Commit], newest: Checkpoint | None) -> None:
-        """These commits, since this checkpoint, are what a replay would run."""
-        self._backed_epoch = 0 if newest is None else newest.epoch
-        self._stored = {} if newest is None else _stored(newest)
-        self._epochs.clear()
-        self._history, self._older, self._unsaved_bytes = History(), None, 0
-        for commit in since:
-            self._add(commit)
-
-    def _add(self, commit: Commit) -> None:
-        new = sum(s.sealed.delta_bytes for shards in commit.shards.values() for s in shards)
-        self._epochs.append((commit.epoch, commit.records_in, new))
-        self._history = self._history.and_(1, commit.records_in)
-        self._unsaved_bytes += new
-        self.learned.largest = max(self.learned.largest, commit.records_in)
-
-    def _stand(self, commit: Commit) -> None:
-        """Take over what a commit says of sizes and places."""
-        self._last = commit
-        sizes: dict[Shard, tuple[int, int]] = {}
-        hosts: dict[str, list[int]] = {}
-        for uid, shards in commit.shards.items():
-            for number, shard in enumerate(shards):
-                sizes[uid, number] = (shard.sealed.size_bytes, shard.sealed.files)
-                hosts.setdefault(shard.host, []).append(shard.sealed.size_bytes)
-        cores = max(1, self._cores // max(1, len(hosts)))
-        lost = self._lost_with_hosts(commit)
-        fullest = max((_total(shards, self._stored) for shards in lost), default=(0, 0))
-        self._fullest = max((_total(shards, sizes) for shards in lost), default=(0, 0))
-        self._situation = Situation(
-            history=self._history,
-            older=self._older,
-            planned=min(max(self._records, default=0), self._settings.max_records),
-            usual=int(statistics.median(self._records)) if self._records else None,
-            stored_bytes=fullest[0],
-            stored_files=fullest[1],
-            shard_bytes=max((size for size, _ in sizes.values()), default=0),
-            host_bytes=max((sum(of) // min(cores, len(of)) for of in hosts.values()), default=0),
-        )
-
-    def _lost_with_hosts(self, commit: Commit) -> list[list[Shard]]:
-        """For each host the shards that are loaded if it is lost: its own, and copies of those that fed them."""
-        places = [[shard.host for shard in shards] for shards in commit.shards.values()]
-        if self._hosts[0] != places:
-            hosts: dict[str, list[Shard]] = {}
-            for uid, shards in commit.shards.items():
-                for number, shard in enumerate(shards):
-                    hosts.setdefault(shard.host, []).append((uid, number))
-            self._hosts = places, [list(self._loads(shards)) for shards in hosts.values()]
-        return self._hosts[1]
+    def _see(self, records: Iterable[int]) -> None:
+        """There were epochs with so many records."""
+        self.learned.largest = max(self.learned.largest, *records, 0)
 
     def _take_in_backups(self) -> None:
         while self._readings:
@@ -490,20 +413,11 @@ class Guard:
 
     def _backed_up(self, made: Checkpoint) -> None:
         took_s = (made.completed_ms - made.started_ms) / 1e3
-        uploaded = sum(new for epoch, _, new in self._epochs if epoch <= made.epoch)
+        uploaded = self._standing.backed_up(made)
         if (
             self._faulty_ms < made.started_ms and self._episode is None
         ):  # one that a fault held up is not usual
             self.learned.upload.learn([1.0, float(uploaded)], took_s)
-        self._older = History()
-        while self._epochs and self._epochs[0][0] <= made.epoch:
-            _, records, new = self._epochs.popleft()
-            self._history = History(self._history.epochs - 1, self._history.records - records)
-            self._older = self._older.and_(1, records)
-            self._unsaved_bytes -= new
-        self._stored, self._backed_epoch = _stored(made), made.epoch
-        if self._last is not None:
-            self._stand(self._last)
         self._trace.add(
             BackupLine(
                 made.epoch, made.started_ms, took_s, made.new_bytes, made.size_bytes, trigger=made.trigger
@@ -584,7 +498,9 @@ class Guard:
         if fault is None or key in self.learned.outcomes:
             return
         if fault in OF_DRIVER and outcome.measured.loading:
-            self.learned.reload.learn([1.0, float(self._situation.host_bytes)], outcome.measured.loading)
+            self.learned.reload.learn(
+                [1.0, float(self._standing.situation.host_bytes)], outcome.measured.loading
+            )
         waited_s = self._notice.restart_s if fault in OF_DRIVER else 0.0
         self.learned.recovered(fault, outcome.measured.environment - waited_s)
         self.learned.outcomes.add(key)
@@ -621,9 +537,9 @@ class Guard:
                 commit.records_in,
                 round(took_s, 4),
                 sum(s.sealed.size_bytes for shards in commit.shards.values() for s in shards),
-                self._situation.host_bytes,
-                self._situation.shard_bytes,
-                self._epochs[-1][2],
+                self._standing.situation.host_bytes,
+                self._standing.situation.shard_bytes,
+                self._standing.last_new_bytes,
                 round(worst.sum.mean, 3),
                 round(bound_s, 3),
                 worst.fault.label,
@@ -647,7 +563,7 @@ class Guard:
             memory = msgspec.structs.replace(
                 self.learned.memory(),
                 notice=self._notice,
-                situation=self._situation,
+                situation=self._standing.situation,
                 deadline_s=self._settings.deadline_s,
                 confidence=self._settings.confidence,
             )
@@ -661,21 +577,6 @@ class Guard:
 
 
 _FROZEN = {Fault.WORKER_KILL: Fault.WORKER_FREEZE, Fault.EXECUTOR_KILL: Fault.EXECUTOR_FREEZE}
-
-
-def _total(shards: Iterable[Shard], of: Mapping[Shard, tuple[int, int]]) -> tuple[int, int]:
-    """Bytes and files of these together."""
-    found = [of.get(shard, (0, 0)) for shard in shards]
-    return sum(size for size, _ in found), sum(files for _, files in found)
-
-
-def _stored(checkpoint: Checkpoint) -> dict[Shard, tuple[int, int]]:
-    return {
-        (uid, number): (version.size_bytes, len(version.files))
-        for uid, versions in checkpoint.shards.items()
-        for number, version in enumerate(versions)
-        if version is not None
-    }
 
 
 def _fallen(told: str) -> Episode | None:
