@@ -227,11 +227,11 @@ def test_changed_code_goes_on_after_a_checkpoint_and_what_is_missing_is_refused(
             self.total.value += record["v"] * 1
             yield {"k": key, "total": self.total.value}
 
-    def changed(sink: hf.Sink, uid: str = "run") -> hf.Pipeline:
+    def changed(sink: hf.Sink, uid: str = "run", more: str = "more") -> hf.Pipeline:
         p = hf.Pipeline("running")
         stream = p.read("in", hf.records(DATA, per_epoch=20)).key_by("k").process(uid, Sum())
         stream.write("out", sink)
-        stream.write("more", hf.memory())
+        stream.write(more, hf.memory())
         return p
 
     options: dict[str, Any] = {"spark": spark, "dir": str(tmp_path), "checkpoint_on_stop": False}
@@ -248,6 +248,8 @@ def test_changed_code_goes_on_after_a_checkpoint_and_what_is_missing_is_refused(
         changed(hf.memory(), uid="other").run(drain=True, **options)
     assert "in the directory: running" in str(caught.value)
     assert "in this pipeline: running" in str(caught.value)
+    with pytest.raises(IncompatibleError, match="the sink 'more' is stored there and missing here"):
+        changed(hf.memory(), more="other").run(drain=True, **options)
 
 
 def test_sessions_that_break_the_engine_are_refused_at_once() -> None:

@@ -27,7 +27,6 @@ from holdfast.engine.build import (
     build_program,
     build_stages,
     check_identity,
-    check_stored,
     checkpoint_url,
     identity_of,
     impatient,
@@ -156,8 +155,7 @@ class Handle:
         self._tenancy.check(journal, self._settings.take_over)
         if identity is not None:
             here = identity_of(stages, self._settings, self._settings.parallelism or identity.parallelism)
-            check_identity(identity, here, str(self.directory))
-            check_stored(journal.commit(journal.last_epoch()), here, str(self.directory))
+            check_identity(identity, here, str(self.directory), journal.commit(journal.last_epoch()))
         for node in stages.graph.of_kind(g.SINK):
             with _naming(node):
                 node.body.check()
@@ -196,9 +194,9 @@ class Handle:
         cores = sessions.cores(sc)
         parallelism = self._settings.parallelism or (identity.parallelism if identity else cores)
         parallelism = min(parallelism, self._settings.key_groups)
+        here = identity_of(stages, self._settings, parallelism)
         if identity is None:
-            identity = identity_of(stages, self._settings, parallelism)
-            identity = msgspec.structs.replace(identity, id=secrets.token_hex(4))
+            identity = msgspec.structs.replace(here, id=secrets.token_hex(4))
             journal.create_identity(identity)
         for folder in ("staging", "state"):
             (self.directory / folder).mkdir(parents=True, exist_ok=True)
@@ -209,7 +207,7 @@ class Handle:
                 node.body.claim(node.uid, program.staging)
         self._tenancy.hold(journal, self._settings.take_over)
         code = fingerprint(stages.graph)
-        self._status.generation = journal.take(str(sc.applicationId), code).number
+        self._status.generation = journal.take(str(sc.applicationId), code, here.operators).number
         ship(sc, self._pipeline, self.directory)
         runner = SparkRunner(
             sc,
@@ -225,7 +223,7 @@ class Handle:
         catalog = Catalog(journal)
         guard = self.guard = self._make_guard(sc, cores, stages)
         coordinator = Coordinator(
-            identity_of(stages, self._settings, parallelism),
+            here,
             runner,
             journal,
             catalog,

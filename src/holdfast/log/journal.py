@@ -9,8 +9,9 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -48,9 +49,15 @@ class Journal:
 
     # Who may write
 
-    def take(self, application: str = "", fingerprint: str = "") -> Generation:
+    def take(
+        self,
+        application: str = "",
+        fingerprint: str = "",
+        operators: Mapping[str, dict[str, Any]] | None = None,
+    ) -> Generation:
         """Become the newest generation. From here on every older driver loses its races."""
         number = self.newest_generation() + 1
+        before = self.identity()
         record = Generation(
             number=number,
             host=socket.gethostname(),
@@ -59,6 +66,7 @@ class Journal:
             token=secrets.token_hex(8),
             application=application,
             fingerprint=fingerprint,
+            operators={**(before.operators if before else {}), **(operators or {})},
         )
         if not self._create(_numbered("generations", number), msgspec.json.encode(record)):
             raise FencedError(
@@ -88,11 +96,24 @@ class Journal:
     # What it belongs to
 
     def identity(self) -> Identity | None:
+        """What the directory belongs to, with the operators that it was given since it was made."""
         data = self._store.get(_IDENTITY)
         if data is None:
             return None
         _refuse_the_future(data, _IDENTITY)
-        return msgspec.json.decode(data, type=Identity)
+        made = msgspec.json.decode(data, type=Identity)
+        return msgspec.structs.replace(made, operators={**made.operators, **self._operators()})
+
+    def _operators(self) -> dict[str, dict[str, Any]]:
+        """As the newest generation that planned or decided something has them: what one without an epoch added binds
+        nobody. None where a holdfast that did not record them was the only one here."""
+        last = self.last_epoch()
+        told = [r.generation for r in (self.commit(last), self.plan(last + 1)) if r is not None]
+        for number in range(max(told, default=0), 0, -1):
+            found = self.read_generation(number)
+            if found is not None and found.operators:
+                return found.operators
+        return {}
 
     def create_identity(self, identity: Identity) -> None:
         if not self._create(_IDENTITY, msgspec.json.encode(identity)):

@@ -13,7 +13,10 @@ FORMAT = 1
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """What a directory belongs to: the pipeline's name, its operators with state, and what is fixed for life."""
+    """What a directory belongs to: the pipeline's name, its operators with state, and what is fixed for life.
+
+    The record has the operators of the first start; those that came later are in the generations'.
+    """
 
     name: str
     key_groups: int
@@ -37,6 +40,8 @@ class Generation(msgspec.Struct, frozen=True):
     application: str = ""
     fingerprint: str = ""
     """Of the pipeline's code."""
+    operators: dict[str, dict[str, Any]] = {}
+    """All that the directory may hold something for from here on: what it held before, and what this life runs."""
     format: int = FORMAT
 
 
