@@ -208,6 +208,7 @@ class Handle:
         self._tenancy.hold(journal, self._settings.take_over)
         code = fingerprint(stages.graph)
         self._status.generation = journal.take(str(sc.applicationId), code, here.operators).number
+        self._status.epoch = journal.last_epoch()  # the supervisor goes by it, also if recovery fails
         ship(sc, self._pipeline, self.directory)
         runner = SparkRunner(
             sc,
