@@ -153,6 +153,8 @@ class Handle:
         journal = Journal.at(self.directory)
         identity = journal.identity()
         self._tenancy.check(journal, self._settings.take_over)
+        catalog = Catalog(journal)
+        catalog.completed()  # a checkpoint of the future is refused while nothing is changed
         if identity is not None:
             here = identity_of(stages, self._settings, self._settings.parallelism or identity.parallelism)
             check_identity(identity, here, str(self.directory), journal.commit(journal.last_epoch()))
@@ -160,7 +162,7 @@ class Handle:
             with _naming(node):
                 node.body.check()
         try:
-            self._driver = self._make_driver(stages, journal, identity, self._session())
+            self._driver = self._make_driver(stages, journal, catalog, identity, self._session())
             if self._stopping:
                 self._driver.stop()
             self._driver.start()
@@ -188,7 +190,7 @@ class Handle:
         return sc
 
     def _make_driver(
-        self, stages: Stages, journal: Journal, identity: Identity | None, sc: SparkContext
+        self, stages: Stages, journal: Journal, catalog: Catalog, identity: Identity | None, sc: SparkContext
     ) -> Driver:
         """Take the directory for this run, and make the driver that will write to it."""
         cores = sessions.cores(sc)
@@ -221,7 +223,6 @@ class Handle:
             raise EngineError(
                 "Shards can't be pinned on this cluster's PySpark.", remedy="Use a supported PySpark: 4.1+."
             )
-        catalog = Catalog(journal)
         guard = self.guard = self._make_guard(sc, cores, stages)
         coordinator = Coordinator(
             here,
