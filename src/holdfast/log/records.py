@@ -95,6 +95,8 @@ class ShardCommit(msgspec.Struct, frozen=True):
     worker: str = ""
     sent: dict[str, int] = {}
     """A digest of what it sent to later stages, by edge; that of its changes to state is in `sealed`."""
+    came: dict[str, int] = {}
+    """And of what came to it: where a replay differs, it tells whether the fault lies before the exchange."""
 
 
 class AnswerPart(msgspec.Struct, frozen=True, array_like=True):
