@@ -59,7 +59,7 @@ def make(
     identity = identity_of(stages, settings, parallelism)
     if journal.identity() is None:
         journal.create_identity(msgspec.structs.replace(identity, id=secrets.token_hex(4)))
-    journal.take()
+    journal.take(operators=identity.operators)
     url = checkpoint_url(settings, str(directory), journal.identity() or identity)
     program = build_program(stages, settings, parallelism, str(directory), url)
     facts: list[EpochFacts] = []

@@ -230,6 +230,8 @@ class CheckpointError(StateError):
 class DivergedError(StateError):
     """A replay gave another result than the first run."""
 
+    exit_code = 12
+
 
 class SinkError(HoldfastError):
     """Output can't be staged or published."""

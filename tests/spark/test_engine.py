@@ -18,6 +18,7 @@ from holdfast.engine.doors import PinnedDoors, PublicDoors, open_doors
 from holdfast.engine.session import check_session, problems
 from holdfast.engine.spark_runner import SparkRunner
 from holdfast.errors import (
+    DivergedError,
     FencedError,
     IncompatibleError,
     InUseError,
@@ -26,6 +27,7 @@ from holdfast.errors import (
     UserCodeError,
 )
 from holdfast.log.journal import Journal
+from holdfast.metrics import read_status
 
 Row = dict[str, Any]
 
@@ -227,11 +229,11 @@ def test_changed_code_goes_on_after_a_checkpoint_and_what_is_missing_is_refused(
             self.total.value += record["v"] * 1
             yield {"k": key, "total": self.total.value}
 
-    def changed(sink: hf.Sink, uid: str = "run") -> hf.Pipeline:
+    def changed(sink: hf.Sink, uid: str = "run", more: str = "more") -> hf.Pipeline:
         p = hf.Pipeline("running")
         stream = p.read("in", hf.records(DATA, per_epoch=20)).key_by("k").process(uid, Sum())
         stream.write("out", sink)
-        stream.write("more", hf.memory())
+        stream.write(more, hf.memory())
         return p
 
     options: dict[str, Any] = {"spark": spark, "dir": str(tmp_path), "checkpoint_on_stop": False}
@@ -248,6 +250,34 @@ def test_changed_code_goes_on_after_a_checkpoint_and_what_is_missing_is_refused(
         changed(hf.memory(), uid="other").run(drain=True, **options)
     assert "in the directory: running" in str(caught.value)
     assert "in this pipeline: running" in str(caught.value)
+    with pytest.raises(IncompatibleError, match="the sink 'more' is stored there and missing here"):
+        changed(hf.memory(), more="other").run(drain=True, **options)
+
+
+class Unsteady(hf.KeyedProcess):
+    n = hf.ValueState(int, default=0)
+
+    def process(self, key: Any, record: Row, ctx: hf.Context) -> Any:
+        self.n.value = time.monotonic_ns()
+        yield {"n": self.n.value}
+
+
+def test_a_start_whose_replay_differs_ends_with_a_code_of_its_own_at_the_epoch_that_was_decided(
+    spark: Any, tmp_path: Path
+) -> None:
+    p = hf.Pipeline("unsteady")
+    p.read("in", hf.records(DATA, per_epoch=20)).key_by("k").process("n", Unsteady()).write(
+        "out", hf.memory()
+    )
+    options: dict[str, Any] = {"spark": spark, "dir": str(tmp_path), "checkpoint": "1h"}
+    p.run(epochs=2, **options)  # which leaves a checkpoint, to be loaded before the replay
+    p.run(epochs=1, checkpoint_on_stop=False, **options)
+    shutil.rmtree(tmp_path / "state")
+    with pytest.raises(DivergedError, match=r"\[n\] Shard \d gave another result") as caught:
+        p.run(epochs=1, **options)
+    assert caught.value.exit_code == 12
+    status = read_status(tmp_path)
+    assert status is not None and (status.generation, status.epoch) == (3, 3)
 
 
 def test_sessions_that_break_the_engine_are_refused_at_once() -> None:

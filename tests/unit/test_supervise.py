@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from holdfast import errors
 from holdfast.errors import ConfigError, EngineError
 from holdfast.supervise import processes
 from holdfast.supervise.heartbeat import EVERY_VARIABLE, FD_VARIABLE, beat_every_s, start_heartbeat
@@ -52,7 +53,7 @@ seconds = some.floats(0, 1e6)
 ends = some.builds(
     End,
     at_s=seconds,
-    exit_code=some.sampled_from([-9, -15, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]),
+    exit_code=some.sampled_from([-9, -15, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]),
     epoch=some.integers(0, 3),
     silent_s=some.sampled_from([0.0, 30.0]),
     healthy_s=some.sampled_from([0.0, 61.0]),
@@ -254,6 +255,26 @@ def test_an_error_of_the_user_at_the_same_epoch_is_tried_twice_and_told(supervis
         "supervisor: exit code 7 after epoch 5: [count] it broke; not restarted: "
         "the same error came back after epoch 5 (1 restart before).",
     ]
+
+
+def test_a_replay_that_differs_is_the_users_and_no_other_trouble_with_state_is() -> None:
+    assert errors.DivergedError.exit_code in USERS
+    for other in (errors.StateError, errors.StateLostError, errors.MemoryLimitError, errors.CheckpointError):
+        assert other.exit_code not in {*USERS, *FINAL}
+
+
+def test_a_replay_that_differs_again_at_the_same_epoch_is_not_replayed_for_ever(
+    supervised: Supervised,
+) -> None:
+    code = supervised.run(f"""
+        if LIFE == 1:
+            tell(5, 'running')
+            os.kill(os.getpid(), signal.SIGKILL)
+        tell(5, 'recovering', '[count] Shard 0 gave another result')
+        sys.exit({errors.DivergedError.exit_code} if LIFE < 9 else 0)
+    """)
+    assert (code, supervised.lives) == (errors.DivergedError.exit_code, 3)
+    assert supervised.said[-1].endswith("the same error came back after epoch 5 (2 restarts before).")
 
 
 def test_an_error_that_an_earlier_life_left_in_the_status_is_not_told_again(supervised: Supervised) -> None:

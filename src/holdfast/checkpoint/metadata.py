@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import IncompatibleError
+from holdfast.formats import Told, check_format
+from holdfast.state.versions import FORMAT as MANIFEST_FORMAT
 from holdfast.state.versions import Manifest
 
 FORMAT = 1
@@ -101,6 +102,17 @@ class _Envelope(msgspec.Struct):
     checkpoint: msgspec.Raw
 
 
+class _ToldVersion(msgspec.Struct):
+    manifest: Told
+
+
+class _Told(msgspec.Struct):
+    """The formats in a metadata record: its own, and those of the manifests in it."""
+
+    format: int
+    shards: dict[str, list[_ToldVersion | None]] = {}
+
+
 _VOID = b"null"
 
 
@@ -121,10 +133,9 @@ def unpack(data: bytes, name: str = "A checkpoint") -> Checkpoint | None:
         raise DamagedRecord("its metadata does not match its checksum")
     if body == _VOID:
         return None
-    found = msgspec.json.decode(body).get("format", 0)
-    if found > FORMAT:
-        raise IncompatibleError(
-            f"{name} has format {found}; this version of holdfast knows formats up to {FORMAT}.",
-            remedy="Run the pipeline with the holdfast that wrote it, or a newer one.",
-        )
+    told = msgspec.json.decode(body, type=_Told)
+    check_format(told.format, FORMAT, name)
+    for uid, versions in told.shards.items():
+        for version in filter(None, versions):
+            check_format(version.manifest.format, MANIFEST_FORMAT, f"The state of {uid!r} in {name}")
     return msgspec.json.decode(body, type=Checkpoint)

@@ -21,6 +21,7 @@ MEANING = {
     9: "output can't be staged or published",
     10: "a task of ours failed: a disk, a worker, a bug",
     11: "a call of the outside world failed, or was not answered in time",
+    12: "a replay gave another result than the first run",
     INTERRUPTED: "a second Ctrl-C, or one before the first epoch; nothing is lost",
     TERMINATED: "SIGTERM before the first epoch",
 }

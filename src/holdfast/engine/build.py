@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from holdfast.config import Settings
 from holdfast.engine.program import Program, output_schema
 from holdfast.errors import HoldfastError, IncompatibleError, PipelineError
@@ -173,28 +175,22 @@ def _describe(aggregate: Any) -> str:
     return repr(aggregate)
 
 
-def check_identity(there: Identity, here: Identity, directory: str) -> None:
+def check_identity(there: Identity, here: Identity, directory: str, last: Commit | None = None) -> None:
     """Refuse a directory that belongs to another pipeline, or to this one with other uids or types.
 
     Changed code is compatible, and so is a new operator, source or sink: it starts with nothing. What the
-    directory holds something for must still be there, and be of the same kind and types.
+    directory holds something for must still be there, and be of the same kind and types. Of an operator that a
+    holdfast added which did not record it, only the state in the last commit tells.
     """
+    unknown = set() if last is None else set(last.shards) - set(there.operators)
+    stored = {**there.operators, **{uid: {"kind": "operator"} for uid in unknown - set(here.operators)}}
+    there = msgspec.structs.replace(there, operators=stored)
     differences = list(_differences(there, here))
     if differences:
         raise IncompatibleError(
             f"The directory {directory} does not fit this pipeline: {differences[0]}.",
             remedy="Choose another directory (--dir), or bring the pipeline back to what the directory holds.",
             detail="\n".join([f"  - {d}" for d in differences] + [""] + _both_sides(there, here)),
-        )
-
-
-def check_stored(last: Commit | None, here: Identity, directory: str) -> None:
-    """Refuse a pipeline without an operator that was added later and has state by now."""
-    gone = sorted(set() if last is None else set(last.shards) - set(here.operators))
-    if gone:
-        raise IncompatibleError(
-            f"The directory {directory} does not fit this pipeline: it has state of {gone[0]!r}, which is missing here.",
-            remedy="Choose another directory (--dir), or bring the operator back.",
         )
 
 

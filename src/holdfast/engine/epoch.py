@@ -182,7 +182,9 @@ def _done(program: Program, settled: dict[str, str], reports: Sequence[Report]) 
         if report.stage:
             assert report.sealed is not None
             shards.setdefault(report.stage, []).append(
-                ShardCommit(report.sealed, report.host, report.executor, report.worker, report.sent)
+                ShardCommit(
+                    report.sealed, report.host, report.executor, report.worker, report.sent, report.came
+                )
             )
         for uid, files in report.sinks.items():
             sinks.setdefault(uid, []).extend(files)

@@ -9,6 +9,7 @@ epochs at once; each has an inbox of its own.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -161,9 +162,19 @@ class Inbox:
 
     def tables(self, *, late: bool = False) -> list[tuple[DataHead, pa.Table]]:
         """The head and the table of each data blob, in the order of the plan: those on time, or those that are late."""
-        chosen = [d for d in self._data if d[0].late == late]
-        ordered = sorted(chosen, key=lambda d: (d[0].order, d[0].upstream, d[0].exchange, d[0].sequence))
-        return [(head, pa.ipc.open_stream(pa.py_buffer(view)).read_all()) for head, view in ordered]
+        chosen = [d for d in self._ordered() if d[0].late == late]
+        return [(head, pa.ipc.open_stream(pa.py_buffer(view)).read_all()) for head, view in chosen]
+
+    def digests(self) -> dict[int, int]:
+        """Of what came by each exchange, in the order of the plan. Heads are left out: a blob's sequence depends on
+        what else its task had to read."""
+        found: dict[int, int] = {}
+        for head, view in self._ordered():
+            found[head.exchange] = zlib.crc32(view, found.get(head.exchange, 0))
+        return found
+
+    def _ordered(self) -> list[tuple[DataHead, memoryview]]:
+        return sorted(self._data, key=lambda d: (d[0].order, d[0].upstream, d[0].exchange, d[0].sequence))
 
 
 def by_key_group(tables: list[pa.Table]) -> tuple[pa.Table, npt.NDArray[np.uint16]]:

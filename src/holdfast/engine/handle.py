@@ -27,7 +27,6 @@ from holdfast.engine.build import (
     build_program,
     build_stages,
     check_identity,
-    check_stored,
     checkpoint_url,
     identity_of,
     impatient,
@@ -157,15 +156,16 @@ class Handle:
         journal = Journal.at(self.directory)
         identity = journal.identity()
         self._tenancy.check(journal, self._settings.take_over)
+        catalog = Catalog(journal)
+        catalog.completed()  # a checkpoint of the future is refused while nothing is changed
         if identity is not None:
             here = identity_of(stages, self._settings, self._settings.parallelism or identity.parallelism)
-            check_identity(identity, here, str(self.directory))
-            check_stored(journal.commit(journal.last_epoch()), here, str(self.directory))
+            check_identity(identity, here, str(self.directory), journal.commit(journal.last_epoch()))
         for node in stages.graph.of_kind(g.SINK):
             with _naming(node):
                 node.body.check()
         try:
-            self._driver = self._make_driver(stages, journal, identity, self._session())
+            self._driver = self._make_driver(stages, journal, catalog, identity, self._session())
             if self._stopping:
                 self._driver.stop()
             self._driver.start()
@@ -197,15 +197,15 @@ class Handle:
         return sc
 
     def _make_driver(
-        self, stages: Stages, journal: Journal, identity: Identity | None, sc: SparkContext
+        self, stages: Stages, journal: Journal, catalog: Catalog, identity: Identity | None, sc: SparkContext
     ) -> Driver:
         """Take the directory for this run, and make the driver that will write to it."""
         cores = sessions.cores(sc)
         parallelism = self._settings.parallelism or (identity.parallelism if identity else cores)
         parallelism = min(parallelism, self._settings.key_groups)
+        here = identity_of(stages, self._settings, parallelism)
         if identity is None:
-            identity = identity_of(stages, self._settings, parallelism)
-            identity = msgspec.structs.replace(identity, id=secrets.token_hex(4))
+            identity = msgspec.structs.replace(here, id=secrets.token_hex(4))
             journal.create_identity(identity)
         for folder in ("staging", "state"):
             (self.directory / folder).mkdir(parents=True, exist_ok=True)
@@ -216,7 +216,8 @@ class Handle:
                 node.body.claim(node.uid, program.staging)
         self._tenancy.hold(journal, self._settings.take_over)
         code = fingerprint(stages.graph)
-        self._status.generation = journal.take(str(sc.applicationId), code).number
+        self._status.generation = journal.take(str(sc.applicationId), code, here.operators).number
+        self._status.epoch = journal.last_epoch()  # the supervisor goes by it, also if recovery fails
         ship(sc, self._pipeline, self.directory)
         runner = SparkRunner(
             sc,
@@ -229,10 +230,9 @@ class Handle:
             raise EngineError(
                 "Shards can't be pinned on this cluster's PySpark.", remedy="Use a supported PySpark: 4.1+."
             )
-        catalog = Catalog(journal)
         guard = self.guard = self._make_guard(sc, cores, program)
         coordinator = Coordinator(
-            identity_of(stages, self._settings, parallelism),
+            here,
             runner,
             journal,
             catalog,

@@ -100,6 +100,7 @@ class Replayed(msgspec.Struct, frozen=True):
     """Whether it is the last of its job: shards become the versions that were committed."""
     digests: dict[str, list[int]]
     sent: dict[str, list[dict[str, int]]]
+    came: dict[str, list[dict[str, int]]]
     stamps: dict[str, list[str]]
     clocks: dict[str, int]
     """The event clock of each keyed operator after the epoch."""
@@ -180,6 +181,8 @@ class Report(msgspec.Struct):
     sealed: Sealed | None = None
     sent: dict[str, int] = {}
     """A digest of what a shard sent to later stages, by edge."""
+    came: dict[str, int] = {}
+    """And of what came to it."""
     marks: Marks = {}
     """The watermarks that its own chain has seen."""
     clock: int | None = None
@@ -190,8 +193,8 @@ class Report(msgspec.Struct):
     answers: dict[str, list[AnswerFile]] = {}
     answered: dict[str, list[str]] = {}
     """Whose answers are in it: attempts by task, its own and those further up."""
-    diverged: bool = False
-    """A replay that led to something else than the first run, where that is only worth a warning."""
+    diverged: str = ""
+    """What a replay did other than the first run, where that is only worth a warning."""
     lacking: bool = False
     skipped: bool = False
     """Nothing was applied because something upstream failed."""

@@ -13,7 +13,6 @@ import itertools
 import os
 import time
 import traceback
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from holdfast.engine.aggregate import partial_edge
 from holdfast.engine.asynchronous import Desk
 from holdfast.engine.batch import Batch, SchemaBook
 from holdfast.engine.chain import Chain, Shape
+from holdfast.engine.divergence import came_to, difference, sent_by
 from holdfast.engine.exchange import Control, DataHead, Inbox, by_key_group, control_blob, inboxes
 from holdfast.engine.keyed import Operator, Side, Work, operator_for, stored_schema
 from holdfast.engine.keys import key_names
@@ -41,7 +41,7 @@ from holdfast.engine.program import (
     read_schemas,
 )
 from holdfast.engine.timing import split_name
-from holdfast.errors import DivergedError, EngineError, HoldfastError, PipelineError, SchemaError
+from holdfast.errors import EngineError, HoldfastError, PipelineError, SchemaError
 from holdfast.faults.points import reach
 from holdfast.functions import Context
 from holdfast.io.base import DEAD_LETTER, DEAD_LETTER_SCHEMA, Reading, Source, Target
@@ -361,10 +361,10 @@ def _apply(
         state.check_memory()
         chain.flush(groups_owned.start)
         report.sealed = state.seal(attempt, header.epoch, header.now_ms, resumable=again is None)
-        report.sent = _digests(chain)
+        report.came, report.sent = came_to(program, node, inbox), sent_by(chain)
         report.marks = chain.seen.marks
         if again is not None:
-            _compare(again, header.epoch, node, shard, state, report)
+            _compare(program, again, node, shard, state, report)
         report.sinks = chain.close()
         report.records_out = {s.uid: s.rows for s in chain.sinks.values()}
         _note_calls(chain, report)
@@ -492,42 +492,19 @@ def _note_calls(chain: Chain, report: Report) -> None:
             report.bad[step.uid] = report.bad.get(step.uid, 0) + step.failed
 
 
-def _digests(chain: Chain) -> dict[str, int]:
-    """Of what goes to later stages, by edge, in an order that the plan defines."""
-    found = {}
-    for number in sorted(chain.exchanges):
-        crc = 0
-        for shard, blob in chain.exchanges[number].blobs:
-            crc = zlib.crc32(blob, zlib.crc32(shard.to_bytes(4, "little"), crc))
-        found[chain.exchanges[number].edge] = crc
-    return found
-
-
 def _compare(
-    again: Replayed, epoch: int, node: g.Node, shard: int, state: ShardState, report: Report
+    program: Program, again: Replayed, node: g.Node, shard: int, state: ShardState, report: Report
 ) -> None:
     """Hold a replayed epoch against the first run, and at the end of a job be what was committed then."""
-    assert report.sealed is not None
     if node.uid not in again.digests:
         return  # an operator that the pipeline did not have then
-    first, now = again.digests[node.uid][shard], report.sealed.digest
-    what = "" if first == now else f"its changes to state have digest {now:08x}, the first run's {first:08x}"
-    for edge, sent in again.sent[node.uid][shard].items():
-        if not what and report.sent.get(edge, sent) != sent:
-            what = f"what it sent to {edge.partition('<')[0]!r} has another digest than the first time"
-    if what and again.strict:
-        raise DivergedError(
-            f"Shard {shard} gave another result when epoch {epoch} was replayed: {what}.",
-            uid=node.uid,
-            where=node.where,
-            remedy="Use ctx.now_ms, ctx.random and ctx.uuid instead of clocks, randomness and ids of your own, and nothing "
-            "from outside. If the code was changed, bring it back, or accept the difference with "
-            'on_divergence="warn".',
-        )
-    report.diverged = bool(what)
+    error = difference(program, again, node, report)
+    if error is not None and again.strict:
+        raise error
+    report.diverged = "" if error is None else f"[{error.uid}] {error.message}"
     if again.last and not state.become(again.stamps[node.uid][shard]):
         raise EngineError(
-            f"The replay of shard {shard} ended at epoch {epoch} with no state, or with state where there was none.",
+            f"The replay of shard {shard} ended at epoch {report.epoch} with no state, or with state where there was none.",
             uid=node.uid,
         )
 

@@ -9,16 +9,19 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.errors import DirectoryError, EngineError, FencedError, IncompatibleError
+from holdfast.errors import DirectoryError, EngineError, FencedError
+from holdfast.formats import refuse_the_future
 from holdfast.log.records import FORMAT, Commit, Generation, Identity, Plan
 from holdfast.log.store import LocalStore, LogStore
 
 _IDENTITY = "identity.json"
+_Record = TypeVar("_Record", Identity, Generation, Plan, Commit)
 
 
 def _numbered(folder: str, number: int) -> str:
@@ -46,11 +49,28 @@ class Journal:
                 remedy="Make room on the disk of the pipeline's directory, or mend it, and start again: nothing is lost.",
             ) from error
 
+    def _read(self, name: str, kind: type[_Record]) -> _Record | None:
+        """A record; None where there is none. Raises for one of the future, and for what is no record at all."""
+        data = self._store.get(name)
+        if data is None:
+            return None
+        try:
+            refuse_the_future(data, FORMAT, f"The record log/{name}")
+            return msgspec.json.decode(data, type=kind)
+        except msgspec.DecodeError as error:
+            raise DirectoryError(f"log/{name} is not a record of holdfast: {error}.") from None
+
     # Who may write
 
-    def take(self, application: str = "", fingerprint: str = "") -> Generation:
+    def take(
+        self,
+        application: str = "",
+        fingerprint: str = "",
+        operators: Mapping[str, dict[str, Any]] | None = None,
+    ) -> Generation:
         """Become the newest generation. From here on every older driver loses its races."""
         number = self.newest_generation() + 1
+        before = self.identity()
         record = Generation(
             number=number,
             host=socket.gethostname(),
@@ -59,6 +79,7 @@ class Journal:
             token=secrets.token_hex(8),
             application=application,
             fingerprint=fingerprint,
+            operators={**(before.operators if before else {}), **(operators or {})},
         )
         if not self._create(_numbered("generations", number), msgspec.json.encode(record)):
             raise FencedError(
@@ -73,8 +94,7 @@ class Journal:
         return int(names[-1].split(".")[0]) if names else 0
 
     def read_generation(self, number: int) -> Generation | None:
-        data = self._store.get(_numbered("generations", number))
-        return None if data is None else msgspec.json.decode(data, type=Generation)
+        return self._read(_numbered("generations", number), Generation)
 
     def check_fence(self) -> None:
         """Raise if a newer generation exists."""
@@ -88,11 +108,25 @@ class Journal:
     # What it belongs to
 
     def identity(self) -> Identity | None:
-        data = self._store.get(_IDENTITY)
-        if data is None:
+        """What the directory belongs to, with the operators that it was given since it was made."""
+        made = self._read(_IDENTITY, Identity)
+        if made is None:
             return None
-        _refuse_the_future(data, _IDENTITY)
-        return msgspec.json.decode(data, type=Identity)
+        self.read_generation(
+            self.newest_generation()
+        )  # which may be of the future, and have written nothing yet
+        return msgspec.structs.replace(made, operators={**made.operators, **self._operators()})
+
+    def _operators(self) -> dict[str, dict[str, Any]]:
+        """As the newest generation that planned or decided something has them: what one without an epoch added binds
+        nobody. None where a holdfast that did not record them was the only one here."""
+        last = self.last_epoch()
+        told = [r.generation for r in (self.commit(last), self.plan(last + 1)) if r is not None]
+        for number in range(max(told, default=0), 0, -1):
+            found = self.read_generation(number)
+            if found is not None and found.operators:
+                return found.operators
+        return {}
 
     def create_identity(self, identity: Identity) -> None:
         if not self._create(_IDENTITY, msgspec.json.encode(identity)):
@@ -114,10 +148,10 @@ class Journal:
         """The plan of an epoch that holds: its newest re-plan."""
         found = None
         for replan in range(1000):
-            data = self._store.get(_plan_name(epoch, replan))
-            if data is None:
+            newer = self._read(_plan_name(epoch, replan), Plan)
+            if newer is None:
                 return found
-            found = msgspec.json.decode(data, type=Plan)
+            found = newer
         return found
 
     # What was decided
@@ -139,8 +173,7 @@ class Journal:
             raise FencedError(message, remedy="This one must end.")
 
     def commit(self, epoch: int) -> Commit | None:
-        data = self._store.get(_numbered("commits", epoch))
-        return None if data is None else msgspec.json.decode(data, type=Commit)
+        return self._read(_numbered("commits", epoch), Commit)
 
     def last_epoch(self) -> int:
         """The newest decided epoch; 0 where there is none."""
@@ -204,14 +237,3 @@ class Journal:
 
 def _plan_name(epoch: int, replan: int) -> str:
     return f"plans/{epoch:012d}-{replan:03d}.json"
-
-
-def _refuse_the_future(data: bytes, name: str) -> None:
-    found = msgspec.json.decode(data)
-    if not isinstance(found, dict) or "format" not in found:
-        raise DirectoryError(f"{name} is not a record of holdfast.")
-    if found["format"] > FORMAT:
-        raise IncompatibleError(
-            f"{name} has format {found['format']}; this version knows formats up to {FORMAT}.",
-            remedy="Run it with the holdfast that wrote it, or a newer one.",
-        )

@@ -13,7 +13,10 @@ FORMAT = 1
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """What a directory belongs to: the pipeline's name, its operators with state, and what is fixed for life."""
+    """What a directory belongs to: the pipeline's name, its operators with state, and what is fixed for life.
+
+    The record has the operators of the first start; those that came later are in the generations'.
+    """
 
     name: str
     key_groups: int
@@ -37,6 +40,8 @@ class Generation(msgspec.Struct, frozen=True):
     application: str = ""
     fingerprint: str = ""
     """Of the pipeline's code."""
+    operators: dict[str, dict[str, Any]] = {}
+    """All that the directory may hold something for from here on: what it held before, and what this life runs."""
     format: int = FORMAT
 
 
@@ -90,6 +95,8 @@ class ShardCommit(msgspec.Struct, frozen=True):
     worker: str = ""
     sent: dict[str, int] = {}
     """A digest of what it sent to later stages, by edge; that of its changes to state is in `sealed`."""
+    came: dict[str, int] = {}
+    """And of what came to it: where a replay differs, it tells whether the fault lies before the exchange."""
 
 
 class AnswerPart(msgspec.Struct, frozen=True, array_like=True):

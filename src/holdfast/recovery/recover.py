@@ -227,9 +227,7 @@ class Recovery:
             if report.error is not None:
                 raise from_facts(report.error)
             if report.diverged:
-                _log.warning(
-                    "[%s] epoch %d led to another result when it was replayed", report.stage, report.epoch
-                )
+                _log.warning("%s", report.diverged)
         if any(r.lacking or r.skipped for r in reports):
             raise _Again
         replayed_s = time.monotonic() - self._waited_s() - started
@@ -264,6 +262,7 @@ class Recovery:
                 last=epoch == epochs[-1],
                 digests={u: [s.sealed.digest for s in shards] for u, shards in commit.shards.items()},
                 sent={u: [s.sent for s in shards] for u, shards in commit.shards.items()},
+                came={u: [s.came for s in shards] for u, shards in commit.shards.items()},
                 stamps=stamps(commit),
                 clocks=commit.clocks,
                 scratch=need.scratch,

@@ -26,8 +26,11 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from holdfast.formats import refuse_the_future
 from holdfast.state.tables import key_names
 
+FORMAT = 1
+"""Of manifests, and with them of the files that they name."""
 MAGIC = b"HFD1"
 _ALIGN = 64
 """Arrow reads fastest, and without complaint, what starts at a multiple of this."""
@@ -69,7 +72,7 @@ class Manifest(msgspec.Struct, frozen=True):
     base: str | None = None
     base_bytes: int = 0
     live: dict[str, int] = {}
-    format: int = 1
+    format: int = FORMAT
 
     def names(self) -> set[str]:
         """The files and folders in a shard's folder that this version needs."""
@@ -149,9 +152,12 @@ class Folder:
         return (self.path / f"v-{stamp}.json").exists()
 
     def manifest(self, stamp: str) -> Manifest | None:
-        """The manifest of a version; None where this host has none."""
+        """The manifest of a version; None where this host has none. Raises for one of the future."""
+        path = self.path / f"v-{stamp}.json"
         try:
-            return msgspec.json.decode((self.path / f"v-{stamp}.json").read_bytes(), type=Manifest)
+            data = path.read_bytes()
+            refuse_the_future(data, FORMAT, f"The manifest {path}")
+            return msgspec.json.decode(data, type=Manifest)
         except (FileNotFoundError, msgspec.DecodeError):
             return None
 
