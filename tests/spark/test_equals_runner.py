@@ -78,6 +78,8 @@ def check(spark: Any, recipe: Recipe, backend: str, fault: str | None) -> None:
             assert commit is not None
             got = {u: [s.sealed.digest for s in shards] for u, shards in commit.shards.items()}
             assert got == {u: [s.sealed.digest for s in shards] for u, shards in expected.shards.items()}
+            came = {u: [s.came for s in shards] for u, shards in commit.shards.items()}
+            assert came == {u: [s.came for s in shards] for u, shards in expected.shards.items()}
             assert commit.schemas == expected.schemas
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -124,6 +125,30 @@ def test_a_wish_to_stop_reaches_the_newest_generation_only(store: LogStore) -> N
     Journal(store).ask_to_stop()
     assert new.asked_to_stop()
     assert not old.asked_to_stop()
+
+
+def test_what_generations_with_an_epoch_have_run_belongs_to_the_directory(store: LogStore) -> None:
+    journal = Journal(store)
+    journal.create_identity(Identity("p", 128, 2, "heap", {"a": {"kind": "source"}}))
+
+    def operators() -> dict[str, dict[str, Any]]:
+        found = journal.identity()
+        assert found is not None
+        return found.operators
+
+    journal.take(operators={"b": {"kind": "sink"}})
+    assert set(operators()) == {"a"}
+    journal.put_commit(commit(1))
+    assert set(operators()) == {"a", "b"}
+    journal.take(operators={"c": {"kind": "reduce"}})
+    journal.put_plan(plan(2, generation=2))
+    assert set(operators()) == {"a", "b", "c"}
+    journal.take(operators={"b": {"kind": "process"}})
+    journal.put_commit(Commit(2, 3, {}, {}, {}))
+    kinds = {uid: facts["kind"] for uid, facts in operators().items()}
+    assert kinds == {"a": "source", "b": "process", "c": "reduce"}
+    journal.take(operators={"d": {"kind": "sink"}})
+    assert "d" not in operators()
 
 
 def test_a_format_from_the_future_is_refused(store: LogStore) -> None:

@@ -112,14 +112,12 @@ class Journal:
         made = self._read(_IDENTITY, Identity)
         if made is None:
             return None
-        self.read_generation(
-            self.newest_generation()
-        )  # which may be of the future, and have written nothing yet
+        self.read_generation(self.newest_generation())  # it may be of the future, and have no epoch yet
         return msgspec.structs.replace(made, operators={**made.operators, **self._operators()})
 
     def _operators(self) -> dict[str, dict[str, Any]]:
-        """As the newest generation that planned or decided something has them: what one without an epoch added binds
-        nobody. None where a holdfast that did not record them was the only one here."""
+        """As the newest generation with an epoch has them. What one has added that never planned or decided anything
+        binds nobody. None of an older holdfast has any."""
         last = self.last_epoch()
         told = [r.generation for r in (self.commit(last), self.plan(last + 1)) if r is not None]
         for number in range(max(told, default=0), 0, -1):
