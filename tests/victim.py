@@ -1,8 +1,8 @@
-"""A pipeline in a process of its own, to be killed or frozen: `python -m tests.victim FOLDER BACKEND [EPOCHS] [spark]`.
+"""A pipeline in a process of its own, to be killed or frozen: `python -m tests.victim FOLDER BACKEND [EPOCHS] [spark] [trim]`.
 
 Two keyed stages with every kind of state; output in FOLDER/ours, the pipeline's directory in FOLDER/dir. With
-`spark` it runs on Spark in local mode, otherwise over the in-process runner. Ends like `holdfast run`: with the
-exit code of its error.
+`spark` it runs on Spark in local mode, otherwise over the in-process runner. With `trim` the log goes as far as checkpoints
+allow, as it does by default. Ends like `holdfast run`: with the exit code of its error.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from tests.drivers import live
 from tests.pipelines import Recipe
 from tests.spark.test_equals_runner import sinks_in
 
-ROWS = [{"id": i, "k": 1 if i % 2 else i % 7, "name": "ann", "v": i * 0.5, "n": i % 11} for i in range(240)]
+ROWS = [{"id": i, "k": 1 if i % 2 else i % 7, "name": "ann", "v": i * 0.5, "n": i % 11} for i in range(320)]
 RECIPE = Recipe([ROWS], 20, 2, ["map", "branch"], "process", "k", ["filter"], "process", 2, 20)
-EPOCHS = 12
+EPOCHS = 16
 
 
 def options(backend: str, limit: int = 0) -> dict[str, Any]:
-    """Checkpoints often, so that their points are reached often; the whole log, for the comparison.
+    """Checkpoints often, so that their points are reached often; the whole log, for the comparison, unless told.
 
+    One is kept, so that whoever clears up has something to delete.
     Where the run is cut short, one in its middle, so that there is something to replay after it.
     """
     return {
@@ -31,8 +32,9 @@ def options(backend: str, limit: int = 0) -> dict[str, Any]:
         "parallelism": 2,
         "max_records": 20,
         "checkpoint": "4 epochs" if limit else "2 epochs",
+        "checkpoint_keep": 1,
         "checkpoint_on_stop": False,
-        "trim_log": False,
+        "trim_log": "trim" in sys.argv,
         "interval": "0s",
         "take_over": True,
     }

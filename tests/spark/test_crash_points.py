@@ -9,11 +9,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
 
 import holdfast as hf
+from holdfast.checkpoint.catalog import Catalog
 from holdfast.faults.points import DRIVER_POINTS
 from holdfast.log.journal import Journal
 from tests import victim
@@ -21,6 +23,8 @@ from tests.spark.test_equals_runner import bytes_in, sinks_in
 
 LOST = ("second", 1)
 """A shard behind another keyed stage: to rebuild it, that stage replays on scratch copies."""
+UNDECIDED = ["plan.before_record", "plan.after_record", "epoch.after_run", "commit.before_record"]
+"""Where the next record that a driver creates is one of its epoch."""
 COVERING = ["commit.after_record", "recovery.loaded"]
 
 
@@ -41,8 +45,11 @@ def run(folder: Path, backend: str, *more: str) -> None:
 
 
 def first_life(folder: Path, backend: str) -> None:
-    """Five epochs, over the in-process runner as nothing happens in them, and then a host's disk loses a shard."""
-    run(folder, backend, "5")
+    """Nine epochs, over the in-process runner as nothing happens in them, and then a host's disk loses a shard.
+
+    By then deltas were merged, so that the first checkpoint of the next life has files of the one before to delete.
+    """
+    run(folder, backend, "9")
     uid, shard = LOST
     shutil.rmtree(folder / "dir" / "state" / "generated" / uid / f"{shard:05d}")
 
@@ -67,13 +74,27 @@ def check(folder: Path) -> None:
             assert [s.sealed.digest for s in ours.shards[uid]] == [s.sealed.digest for s in shards]
 
 
+def check_store(folder: Path) -> None:
+    """Every file that a completed checkpoint names is in the store, and is what was uploaded."""
+    store = folder / "dir" / "checkpoints"
+    completed = Catalog(Journal.at(folder / "dir")).completed()
+    assert completed, "there is no checkpoint"
+    for checkpoint in completed:
+        for file in checkpoint.files:
+            data = (store / file.key).read_bytes() if (store / file.key).exists() else None
+            assert data is not None, f"checkpoint {checkpoint.number} lacks {file.key}"
+            assert (len(data), zlib.crc32(data)) == (file.size_bytes, file.crc32), file.key
+
+
 def crash(folder: Path, backend: str, point: str, *more: str) -> None:
     first_life(folder, backend)
     process = start(folder, backend, *more, HOLDFAST_CRASH_AT=point)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL, f"{point} was not reached: {errors.decode()[-2000:]}"
+    check_store(folder)
     run(folder, backend, *more)
     check(folder)
+    check_store(folder)
 
 
 def freeze(folder: Path, backend: str, point: str, *more: str) -> None:
@@ -82,8 +103,11 @@ def freeze(folder: Path, backend: str, point: str, *more: str) -> None:
     try:
         _, status = os.waitpid(frozen.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status), f"{point} was not reached: {os.waitstatus_to_exitcode(status)}"
+        check_store(folder)
         run(folder, backend, *more)
-        check(folder)
+        if "trim" not in more:
+            check(folder)
+        check_store(folder)
         before = (bytes_in(folder / "ours"), bytes_in(folder / "dir" / "log" / "commits"))
         os.killpg(frozen.pid, signal.SIGCONT)
         _, errors = frozen.communicate(timeout=60)
@@ -91,12 +115,14 @@ def freeze(folder: Path, backend: str, point: str, *more: str) -> None:
             f"the woken driver did not see that it was replaced: {errors.decode()[-2000:]}"
         )
         assert (bytes_in(folder / "ours"), bytes_in(folder / "dir" / "log" / "commits")) == before
+        check_store(folder)  # the woken one has deleted nothing that is needed
     finally:
         if frozen.poll() is None:
             os.killpg(frozen.pid, signal.SIGKILL)
             frozen.wait()
     run(folder, backend)  # and nothing that it left behind hurts the next life
     assert bytes_in(folder / "ours") == before[0]
+    check_store(folder)
 
 
 BACKENDS = ["heap", "rocksdb"]
@@ -114,6 +140,13 @@ def test_the_driver_is_killed_at(tmp_path: Path, point: str, backend: str) -> No
 @pytest.mark.parametrize(("point", "backend"), FROZEN)
 def test_the_driver_is_frozen_replaced_and_woken_at(tmp_path: Path, point: str, backend: str) -> None:
     freeze(tmp_path, backend, point)
+
+
+@pytest.mark.parametrize("point", UNDECIDED)
+def test_a_driver_that_wakes_up_when_the_log_of_its_epoch_is_trimmed_changes_nothing(
+    tmp_path: Path, point: str
+) -> None:
+    freeze(tmp_path, "heap", point, "trim")
 
 
 @pytest.mark.slow

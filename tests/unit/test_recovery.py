@@ -15,7 +15,7 @@ import holdfast as hf
 from holdfast.checkpoint.lifecycle import FailedCheckpoint, Reason
 from holdfast.checkpoint.metadata import Checkpoint, pack
 from holdfast.checkpoint.upload import Uploaded
-from holdfast.errors import CheckpointError, DivergedError, IncompatibleError
+from holdfast.errors import CheckpointError, DivergedError, FencedError, IncompatibleError
 from holdfast.log.journal import Journal
 from tests.drivers import Life, Waiting, live, make
 from tests.pipelines import Everything, Recipe, recipes
@@ -337,6 +337,18 @@ def test_failed_checkpoints_in_a_row_are_said_loudly_and_the_user_chooses(
     finally:
         Full.room = False
     assert life.driver.last_epoch == 12
+
+
+def test_a_checkpoint_that_a_replaced_driver_completes_late_is_refused_however_late(tmp_path: Path) -> None:
+    """Its number was taken from it, and free again once that record was cleared up: the files were gone by then."""
+    options: dict[str, Any] = {"checkpoint": "1 epochs", "max_records": 20, "runner": Waiting}
+    pipeline = ONE.build(sinks_in(tmp_path / "ours"))
+    first = live(pipeline, tmp_path / "dir", epochs=3, **options)
+    late = msgspec.structs.replace(first.catalog.completed()[-1], number=first.catalog.next_number())
+    second = live(pipeline, tmp_path / "dir", **options)
+    assert min(c.number for c in second.catalog.completed()) > late.number
+    with pytest.raises(FencedError):
+        first.catalog.complete(late)
 
 
 def test_a_checkpoint_that_was_asked_for_is_made_and_the_wish_is_gone(tmp_path: Path) -> None:

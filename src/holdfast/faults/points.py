@@ -18,6 +18,7 @@ import contextlib
 import glob
 import os
 import signal
+import threading
 
 from holdfast.errors import ConfigError, EngineError
 
@@ -132,14 +133,14 @@ def _is_now(asked: str, point: str) -> bool:
 
 
 def _freeze_driver() -> None:
-    """The JVM first: a driver that is frozen is so as a whole."""
+    """The JVM first: a driver that is frozen is so as a whole. And by this thread, so that it gets no further."""
     import psutil
 
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
             if "java" in child.name():
                 child.suspend()
-    os.kill(os.getpid(), signal.SIGSTOP)
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def _first(marker: str) -> bool:
