@@ -1,8 +1,9 @@
-"""A pipeline in a process of its own, to be killed or frozen: `python -m tests.victim FOLDER BACKEND [EPOCHS] [spark] [trim]`.
+"""A pipeline in a process of its own, to be killed or frozen: `python -m tests.victim FOLDER BACKEND [EPOCHS] [WORD…]`.
 
 Two keyed stages with every kind of state; output in FOLDER/ours, the pipeline's directory in FOLDER/dir. With
 `spark` it runs on Spark in local mode, otherwise over the in-process runner. With `trim` the log goes as far as checkpoints
-allow, as it does by default. Ends like `holdfast run`: with the exit code of its error.
+allow, as it does by default. With `at_least_once` output is published before the decision, and one sink is a function
+that leaves a line in FOLDER/called at each call. Ends like `holdfast run`: with the exit code of its error.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
+import holdfast as hf
 from holdfast.errors import HoldfastError
 from tests.drivers import live
 from tests.pipelines import Recipe
@@ -19,6 +23,22 @@ from tests.spark.test_equals_runner import sinks_in
 ROWS = [{"id": i, "k": 1 if i % 2 else i % 7, "name": "ann", "v": i * 0.5, "n": i % 11} for i in range(320)]
 RECIPE = Recipe([ROWS], 20, 2, ["map", "branch"], "process", "k", ["filter"], "process", 2, 20)
 EPOCHS = 16
+
+
+class Called:
+    """A target that can't tell what it was given before: a line for every call, with the epoch and its rows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __call__(self, table: pa.Table, epoch: int) -> None:
+        with open(self._path, "a") as file:
+            file.write(f"{epoch} {table.to_pylist()}\n")
+
+
+def sinks(output: Path, called: Path) -> dict[str, hf.Sink]:
+    """Folders, and for one sink a function."""
+    return {**sinks_in(output), "second.side": hf.foreach_epoch(Called(called))}
 
 
 def options(backend: str, limit: int = 0) -> dict[str, Any]:
@@ -45,6 +65,9 @@ def main() -> None:
     limit = int(sys.argv[3]) if len(sys.argv) > 3 and sys.argv[3].isdigit() else 0
     pipeline = RECIPE.build(sinks_in(folder / "ours"))
     given = {**options(backend, limit), **({"epochs": limit} if limit else {})}
+    if "at_least_once" in sys.argv:
+        pipeline = RECIPE.build(sinks(folder / "ours", folder / "called"))
+        given["guarantee"] = "at_least_once"
     try:
         if "spark" in sys.argv:
             pipeline.run(dir=str(folder / "dir"), master="local[2]", drain=True, **given)
