@@ -2,9 +2,10 @@
 
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from holdfast.cli.loading import load
@@ -12,7 +13,7 @@ from holdfast.faults.cluster import Cluster
 from holdfast.faults.compare import compare
 from holdfast.faults.experiment import SETTINGS, Experiment
 from holdfast.faults.kinds import Fault
-from holdfast.faults.victims import freeze, wake
+from holdfast.faults.victims import Executor, freeze, holding, wake
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -105,6 +106,87 @@ def test_a_frozen_driver_that_wakes_up_after_another_took_over_changes_nothing(
         finally:
             _end(new)
     exact(experiment)
+
+
+def freeze_in_an_epoch(experiment: Experiment, processes: Sequence[psutil.Process]) -> None:
+    """As soon as an epoch is planned and not decided: tasks of it run, or are about to."""
+    until = time.monotonic() + 60
+    while experiment.last_planned() == experiment.last_epoch():
+        assert time.monotonic() < until
+    freeze(processes)
+
+
+def await_more(experiment: Experiment) -> None:
+    """Until epochs are decided that were planned from now on."""
+    experiment.await_commit(experiment.last_planned() + 3, 120)
+
+
+def with_state(experiment: Experiment) -> Executor:
+    """An executor that holds shards."""
+    roots = [str(experiment.cluster.state_root(number)) for number in experiment.cluster.hosts]
+    homes = holding(experiment.journal.commit(experiment.last_epoch()), roots)
+    hosts = {experiment.cluster.host(number) for number in homes}
+    return next(e for e in experiment.victims.executors() if e.host in hosts)
+
+
+def alive(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_a_frozen_executor_that_wakes_up_after_another_took_its_place_changes_nothing(
+    cluster: Cluster, tmp_path: Path, backend: str
+) -> None:
+    # With its Python workers: in the middle of a task, and at its end they would seal a version and report it.
+    with Experiment(cluster, APP, tmp_path, settings={**QUICK, "backend": backend}) as experiment:
+        executor = with_state(experiment)
+        family = [*executor.process.children(recursive=True), executor.process]
+        freeze_in_an_epoch(experiment, family)
+        await_more(experiment)
+        wake(alive(family))
+        await_more(experiment)
+        assert not alive([executor.process]), "whoever was replaced ends as soon as it can"
+        experiment.stop()
+    exact(experiment)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_a_frozen_host_that_wakes_up_after_its_shards_were_rebuilt_elsewhere_changes_nothing(
+    cluster: Cluster, tmp_path: Path, backend: str
+) -> None:
+    # Nobody can end what is on it, so all of it wakes up: Spark's worker, the executor and its Python workers.
+    settings = {**QUICK, "backend": backend, "wait_for_home": "1s"}
+    with Experiment(cluster, APP, tmp_path, settings=settings) as experiment:
+        executor = with_state(experiment)
+        number = next(n for n in cluster.hosts if cluster.host(n) == executor.host)
+        everything = cluster.processes(number)
+        try:
+            freeze_in_an_epoch(experiment, everything)
+            await_more(experiment)
+            assert all(p.status() == psutil.STATUS_STOPPED for p in everything), "somebody ended it first"
+            last = experiment.journal.commit(experiment.last_epoch())
+            assert holding(last, [str(cluster.state_root(number))]) == [], "its shards are elsewhere by now"
+        finally:
+            wake(everything)
+        await_more(experiment)
+        experiment.stop()
+    exact(experiment)
+
+
+@pytest.mark.slow
+def test_a_frozen_worker_is_ended_before_another_takes_its_place(cluster: Cluster, tmp_path: Path) -> None:
+    with Experiment(cluster, APP, tmp_path, settings=QUICK) as experiment:
+        frozen = next(w.process for w in experiment.victims.workers() if w.slot.startswith("counts-"))
+        freeze_in_an_epoch(experiment, [frozen])
+        await_more(experiment)
+        left = alive([frozen])
+        wake(left)
+        await_more(experiment)
+        experiment.stop()
+    exact(experiment)
+    assert not left, "two workers had one shard"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 import holdfast as hf
 from holdfast.log.journal import Journal
 from tests import asking
+from tests.injected import injected
 from tests.spark.test_equals_runner import bytes_in
 
 
@@ -67,22 +67,20 @@ def test_the_driver_is_killed_and_state_is_lost_and_only_the_undecided_epoch_ask
     check(tmp_path)
 
 
-@pytest.mark.parametrize("fault", ["source.start:raise", "shard.applied:raise", "shard.start:lose-shuffle"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "source.start:raise",
+        "shard.applied:raise",
+        "shard.start:lose-shuffle",
+        "shard.start@second:lose-shuffle",
+    ],
+)
 def test_attempts_that_spark_makes_again_are_never_mixed(spark: Any, tmp_path: Path, fault: str) -> None:
-    # One name for each kind of fault: a worker pool is keyed by its environment, and pools never end.
-    name = fault.replace(":", "-")
-    marker = Path(tempfile.gettempdir()) / f"holdfast-asking-{os.getpid()}-{name}"
-    marker.unlink(missing_ok=True)
-    os.environ["HOLDFAST_FAULT"] = f"{fault}:{marker}"
-    spark.sparkContext.environment["HOLDFAST_FAULT"] = os.environ["HOLDFAST_FAULT"]
     world = asking.World(tmp_path / "asked")
-    try:
+    with injected(spark, fault) as marker:
         asking.build(world, tmp_path / "ours").run(spark=spark, dir=str(tmp_path / "dir"), **asking.OPTIONS)
-    finally:
-        os.environ.pop("HOLDFAST_FAULT", None)
-        spark.sparkContext.environment.pop("HOLDFAST_FAULT", None)
         assert marker.exists(), "the fault did not come"
-        marker.unlink()
     asked = world.asked()
     assert set(asked) == set(range(120)) and all(asked.count(n) >= 2 for n in range(120))
     check(tmp_path)

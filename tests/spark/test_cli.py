@@ -13,6 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
+from holdfast.log.journal import Journal
+
 WAIT_S = 120
 
 BESIDE = "def doubled(record):\n    return {**record, 'twice': 2 * record['n']}\n"
@@ -51,6 +53,7 @@ def with_words(table):
 
 
 endless = made("endless", hf.rate(200, make=with_words))
+twice = made("twice", hf.rate(200, make=with_words))
 """
 
 
@@ -173,6 +176,36 @@ def test_sigterm_finishes_the_epoch_and_the_next_run_goes_on(folder: Path) -> No
     records = end["status"]["records"] + second["records"]
     rows = [r for f in (folder / "out/endless").glob("*.jsonl") for r in lines_of(f.read_text())]
     assert sorted(r["twice"] for r in rows) == list(range(0, 2 * records, 2))
+
+
+def test_a_second_run_is_refused_with_the_first_ones_process_and_take_over_ends_the_first(
+    folder: Path,
+) -> None:
+    with running(folder, "twice", "--interval", "500ms") as first:
+        seen = [json.loads(first.stdout.readline())]
+        refused = run(folder, "twice", "--json")
+        assert refused.returncode == 4
+        assert (
+            f"run already: by process {first.pid} on " in refused.stderr and "--take-over" in refused.stderr
+        )
+        assert lines_of(refused.stdout)[-1]["error"]["type"] == "InUseError"
+        assert first.poll() is None, "the first goes on"
+
+        second = run(folder, "twice", "--interval", "200ms", "--json", "--take-over", "--epochs", "3")
+        assert second.returncode == 0, second.stderr
+        out, err = first.communicate(timeout=WAIT_S)
+        assert first.returncode == 5, err
+        assert "has taken this pipeline over" in err or "by another driver" in err
+    *epochs, end = seen + lines_of(out)
+    assert end["error"]["type"] == "FencedError"
+    *more, _ = lines_of(second.stdout)
+    assert [e["epoch"] for e in more] == list(range(more[0]["epoch"], more[0]["epoch"] + 3))
+    assert more[0]["epoch"] > epochs[-1]["epoch"] and more[0]["status"]["generation"] == 2
+    journal = Journal.at(folder / ".holdfast/twice")
+    last = journal.plan(journal.last_epoch())
+    assert last is not None
+    rows = [r for f in (folder / "out/twice").glob("*.jsonl") for r in lines_of(f.read_text())]
+    assert sorted(r["twice"] for r in rows) == list(range(0, 2 * last.positions["numbers"]["next"], 2))
 
 
 def test_doctor_starts_spark_and_finds_it_well(folder: Path) -> None:

@@ -9,18 +9,25 @@ import shutil
 import signal
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
 
 import holdfast as hf
+from holdfast.checkpoint.catalog import Catalog
 from holdfast.faults.points import DRIVER_POINTS
 from holdfast.log.journal import Journal
 from tests import victim
 from tests.spark.test_equals_runner import bytes_in, sinks_in
 
+FIRST_LIFE = 9
 LOST = ("second", 1)
 """A shard behind another keyed stage: to rebuild it, that stage replays on scratch copies."""
+PUBLISHING = ["publish.before_sink@6", "publish.after_sink@6", "commit.before_record", "commit.after_record"]
+"""In the order in which they come where output is published before the decision. A start publishes to four sinks again."""
+UNDECIDED = ["plan.before_record", "plan.after_record", "epoch.after_run", "commit.before_record"]
+"""Where the next record that a driver creates is one of its epoch."""
 COVERING = ["commit.after_record", "recovery.loaded"]
 
 
@@ -40,26 +47,34 @@ def run(folder: Path, backend: str, *more: str) -> None:
     assert process.returncode == 0, errors.decode()[-3000:]
 
 
-def first_life(folder: Path, backend: str) -> None:
-    """Five epochs, over the in-process runner as nothing happens in them, and then a host's disk loses a shard."""
-    run(folder, backend, "5")
+def first_life(folder: Path, backend: str, *more: str) -> None:
+    """Nine epochs, over the in-process runner as nothing happens in them, and then a host's disk loses a shard.
+
+    By then deltas were merged, so that the first checkpoint of the next life has files of the one before to delete.
+    """
+    run(folder, backend, str(FIRST_LIFE), *more)
     uid, shard = LOST
     shutil.rmtree(folder / "dir" / "state" / "generated" / uid / f"{shard:05d}")
 
 
 def check(folder: Path) -> None:
     """Output and state changes are those of a run without faults over the same plans."""
+    check_state(folder, sinks_in(folder / "runner"))
+    assert bytes_in(folder / "ours") == bytes_in(folder / "runner")
+
+
+def check_state(folder: Path, sinks: dict[str, hf.Sink]) -> None:
+    """State changes are those of such a run, which writes to these sinks."""
     journal = Journal.at(folder / "dir")
     assert journal.last_epoch() == victim.EPOCHS
     plans = [journal.plan(e) for e in range(1, victim.EPOCHS + 1)]
     expected = hf.testing.run(
-        victim.RECIPE.build(sinks_in(folder / "runner")),
+        victim.RECIPE.build(sinks),
         parallelism=2,
         plans=[p for p in plans if p],
         capture=False,
         directory=folder / "oracle",
     )
-    assert bytes_in(folder / "ours") == bytes_in(folder / "runner")
     for epoch, commit in enumerate(expected.commits, start=1):
         ours = journal.commit(epoch)
         assert ours is not None
@@ -67,13 +82,27 @@ def check(folder: Path) -> None:
             assert [s.sealed.digest for s in ours.shards[uid]] == [s.sealed.digest for s in shards]
 
 
+def check_store(folder: Path) -> None:
+    """Every file that a completed checkpoint names is in the store, and is what was uploaded."""
+    store = folder / "dir" / "checkpoints"
+    completed = Catalog(Journal.at(folder / "dir")).completed()
+    assert completed, "there is no checkpoint"
+    for checkpoint in completed:
+        for file in checkpoint.files:
+            data = (store / file.key).read_bytes() if (store / file.key).exists() else None
+            assert data is not None, f"checkpoint {checkpoint.number} lacks {file.key}"
+            assert (len(data), zlib.crc32(data)) == (file.size_bytes, file.crc32), file.key
+
+
 def crash(folder: Path, backend: str, point: str, *more: str) -> None:
     first_life(folder, backend)
     process = start(folder, backend, *more, HOLDFAST_CRASH_AT=point)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL, f"{point} was not reached: {errors.decode()[-2000:]}"
+    check_store(folder)
     run(folder, backend, *more)
     check(folder)
+    check_store(folder)
 
 
 def freeze(folder: Path, backend: str, point: str, *more: str) -> None:
@@ -82,8 +111,13 @@ def freeze(folder: Path, backend: str, point: str, *more: str) -> None:
     try:
         _, status = os.waitpid(frozen.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status), f"{point} was not reached: {os.waitstatus_to_exitcode(status)}"
+        check_store(folder)
         run(folder, backend, *more)
-        check(folder)
+        if "trim" in more:
+            assert FIRST_LIFE + 1 not in Journal.at(folder / "dir").epochs(), "its epoch is still in the log"
+        else:
+            check(folder)
+        check_store(folder)
         before = (bytes_in(folder / "ours"), bytes_in(folder / "dir" / "log" / "commits"))
         os.killpg(frozen.pid, signal.SIGCONT)
         _, errors = frozen.communicate(timeout=60)
@@ -91,12 +125,14 @@ def freeze(folder: Path, backend: str, point: str, *more: str) -> None:
             f"the woken driver did not see that it was replaced: {errors.decode()[-2000:]}"
         )
         assert (bytes_in(folder / "ours"), bytes_in(folder / "dir" / "log" / "commits")) == before
+        check_store(folder)  # the woken one has deleted nothing that is needed
     finally:
         if frozen.poll() is None:
             os.killpg(frozen.pid, signal.SIGKILL)
             frozen.wait()
     run(folder, backend)  # and nothing that it left behind hurts the next life
     assert bytes_in(folder / "ours") == before[0]
+    check_store(folder)
 
 
 BACKENDS = ["heap", "rocksdb"]
@@ -114,6 +150,36 @@ def test_the_driver_is_killed_at(tmp_path: Path, point: str, backend: str) -> No
 @pytest.mark.parametrize(("point", "backend"), FROZEN)
 def test_the_driver_is_frozen_replaced_and_woken_at(tmp_path: Path, point: str, backend: str) -> None:
     freeze(tmp_path, backend, point)
+
+
+@pytest.mark.parametrize(("point", "backend"), list(zip(PUBLISHING, BACKENDS * 2, strict=True)))
+def test_at_least_once_a_driver_that_is_killed_around_the_decision_loses_no_output_and_state_is_exact(
+    tmp_path: Path, point: str, backend: str
+) -> None:
+    first_life(tmp_path, backend, "at_least_once")
+    process = start(tmp_path, backend, "at_least_once", HOLDFAST_CRASH_AT=point)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL, f"{point} was not reached: {errors.decode()[-2000:]}"
+    struck = FIRST_LIFE + 1
+    decided = Journal.at(tmp_path / "dir").last_epoch()
+    assert decided == (struck if point == "commit.after_record" else FIRST_LIFE)
+    run(tmp_path, backend, "at_least_once")
+    sinks = victim.sinks(tmp_path / "runner", tmp_path / "runner-called")
+    check_state(tmp_path, sinks)
+    assert bytes_in(tmp_path / "runner").items() <= bytes_in(tmp_path / "ours").items()
+    called = (tmp_path / "called").read_text().splitlines()
+    assert set(called) == set((tmp_path / "runner-called").read_text().splitlines())
+    if point.startswith("commit"):
+        assert len([call for call in called if call.startswith(f"{struck} ")]) == 2, (
+            "once before the decision"
+        )
+
+
+@pytest.mark.parametrize("point", UNDECIDED)
+def test_a_driver_that_wakes_up_when_the_log_of_its_epoch_is_trimmed_changes_nothing(
+    tmp_path: Path, point: str
+) -> None:
+    freeze(tmp_path, "heap", point, "trim")
 
 
 @pytest.mark.slow

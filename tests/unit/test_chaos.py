@@ -1,7 +1,11 @@
 """Chaos without a cluster: what is drawn from a seed, when a recovery is over, and what a comparison finds."""
 
 import collections
+import contextlib
+import importlib
+import json
 import shutil
+import sys
 from pathlib import Path
 
 import msgspec
@@ -9,10 +13,12 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
+from holdfast.cli.app import main
 from holdfast.errors import ConfigError, EngineError
+from holdfast.faults import chaos
 from holdfast.faults.chaos import draw, parse_faults
 from holdfast.faults.compare import Verdict, beginnings, compare, plans_compared, rows_compared
-from holdfast.faults.experiment import Struck
+from holdfast.faults.experiment import Struck, StuckError
 from holdfast.faults.kinds import Fault
 from holdfast.faults.standins import into_folders
 from holdfast.faults.victims import Nobody, chosen, holding
@@ -180,3 +186,41 @@ def test_a_trimmed_log_can_not_be_compared(lived: Path) -> None:
     Journal.at(lived / "dir").trim(3)
     with pytest.raises(EngineError, match="lacks epoch 1"):
         judged(lived)
+
+
+class Unlucky:
+    """An experiment whose application comes back from one fault, and from the next one no more."""
+
+    def __init__(self) -> None:
+        self.struck: list[Fault] = []
+
+    def strike(self, fault: Fault, share: float, timeout_s: float) -> Struck:
+        self.struck.append(fault)
+        return Struck(fault, "executor 1 on 127.0.0.1", 1000, 1.0, 1.0, 4, 5)
+
+    def await_recovery(self, struck: Struck, timeout_s: float) -> float:
+        if len(self.struck) > 1:
+            raise StuckError("Epoch 5 was not decided within 120 s.", remedy="See below.", detail="--- log")
+        return 2.5
+
+
+def test_when_the_application_is_stuck_the_last_line_is_still_one_object_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "app.py").write_text("import holdfast as hf\npipeline = hf.Pipeline('empty')\n")
+    for name, value in (("PAUSE_S", (0.0, 0.0)), ("IN_A_ROW", 0.0), ("DURING_RECOVERY", 0.0)):
+        monkeypatch.setattr(chaos, name, value)
+    stuck = contextlib.nullcontext(Unlucky())
+    monkeypatch.setattr(importlib.import_module("holdfast.cli.chaos"), "experiment_on", lambda *given: stuck)
+    words = ["chaos", str(tmp_path / "app.py"), "--faults", "executor-kill", "--trials", "3", "--seed", "4"]
+    monkeypatch.setattr(sys, "argv", ["holdfast", *words, "--folder", str(tmp_path / "home"), "--json"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == StuckError.exit_code
+    first, second, end = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert (first["recovery_s"], first["stuck"]) == (2.5, False)
+    assert (second["recovery_s"], second["stuck"]) == (None, True)
+    assert end["faults"] == 2 and end["seed"] == 4 and end["backend"] == "heap"
+    assert [end[name] for name in ("lost", "doubled", "different_states")] == [None, None, None]
+    assert end["error"]["type"] == "StuckError"
+    assert "the last executor-kill: Epoch 5 was not decided" in end["error"]["message"]

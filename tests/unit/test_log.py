@@ -70,19 +70,66 @@ def test_a_newer_generation_fences_off_every_older_one(store: LogStore) -> None:
     with pytest.raises(FencedError, match="Generation 2 has taken this pipeline over"):
         old.check_fence()
     new.put_commit(commit(1))
-    with pytest.raises(FencedError, match="Epoch 1 was decided by another driver"):
+    with pytest.raises(FencedError, match="Generation 2 has taken this pipeline over"):
         old.put_commit(commit(1))
-    with pytest.raises(FencedError, match="Epoch 1 was planned by another driver"):
+    with pytest.raises(FencedError, match="Generation 2 has taken this pipeline over"):
         old.put_plan(plan(1, 2))
+
+
+def test_whoever_wakes_up_after_its_epoch_was_trimmed_decides_nothing(store: LogStore) -> None:
+    """The names are free again, and it used to take them: it published an old epoch over what was merged by then."""
+    old, new = Journal(store), Journal(store)
+    old.take()
+    old.put_plan(plan(1))
+    new.take()
+    for epoch in (1, 2, 3):
+        new.put_plan(plan(epoch, 2))
+        new.put_commit(commit(epoch))
+    assert new.trim(2) == 2
+    with pytest.raises(FencedError):
+        old.put_commit(commit(1))
+    with pytest.raises(FencedError):
+        old.put_plan(plan(2))
+    assert new.epochs() == [3] and new.plan(2) is None
+
+
+class Overtaken(Journal):
+    """Is replaced at the very moment at which it creates a record of an epoch."""
+
+    def __init__(self, store: LogStore, other: Journal) -> None:
+        super().__init__(store)
+        self._other = other
+
+    def _create(self, name: str, data: bytes) -> bool:
+        if name.startswith(("plans", "commits")):
+            self._other.take()
+        return super()._create(name, data)
+
+
+def test_whoever_is_replaced_while_it_records_ends_and_the_newest_one_goes_on_from_it(
+    store: LogStore,
+) -> None:
+    new = Journal(store)
+    old = Overtaken(store, new)
+    old.take()
+    with pytest.raises(FencedError):
+        old.put_plan(plan(1))
+    assert new.put_plan(plan(1, 2)) == plan(1)
+    newest = Journal(store)
+    between = Overtaken(store, newest)
+    between.take()
+    with pytest.raises(FencedError):
+        between.put_commit(commit(1))
+    assert newest.put_commit(commit(1)) == newest.commit(1)
 
 
 def test_what_a_driver_of_the_past_recorded_first_holds_for_the_newest_one(store: LogStore) -> None:
     old, new = Journal(store), Journal(store)
     old.take()
-    new.take()
     assert old.put_plan(plan(1)) == plan(1)
-    assert new.put_plan(plan(1, 2)) == plan(1)
     assert old.put_commit(commit(1)).epoch == 1
+    new.take()
+    assert new.put_plan(plan(1, 2)) == plan(1)
     assert new.put_commit(commit(1)) == old.commit(1)
 
 

@@ -16,7 +16,7 @@ from holdfast.checkpoint import coordinator
 from holdfast.checkpoint.lifecycle import FailedCheckpoint, Reason
 from holdfast.checkpoint.metadata import Checkpoint, pack
 from holdfast.checkpoint.upload import Uploaded
-from holdfast.errors import CheckpointError, DivergedError, IncompatibleError
+from holdfast.errors import CheckpointError, DivergedError, FencedError, IncompatibleError
 from holdfast.log.journal import Journal
 from holdfast.log.records import Commit, Plan
 from tests.drivers import Life, Waiting, live, make
@@ -364,6 +364,18 @@ def _first(life: Life) -> tuple[Commit, Plan]:
     commit = life.journal.commit(1)
     assert commit is not None
     return commit, plan
+
+
+def test_a_checkpoint_that_a_replaced_driver_completes_late_is_refused_however_late(tmp_path: Path) -> None:
+    """Its number was taken from it, and free again once that record was cleared up: the files were gone by then."""
+    options: dict[str, Any] = {"checkpoint": "1 epochs", "max_records": 20, "runner": Waiting}
+    pipeline = ONE.build(sinks_in(tmp_path / "ours"))
+    first = live(pipeline, tmp_path / "dir", epochs=3, **options)
+    late = msgspec.structs.replace(first.catalog.completed()[-1], number=first.catalog.next_number())
+    second = live(pipeline, tmp_path / "dir", **options)
+    assert min(c.number for c in second.catalog.completed()) > late.number
+    with pytest.raises(FencedError):
+        first.catalog.complete(late)
 
 
 def test_a_checkpoint_that_was_asked_for_is_made_and_the_wish_is_gone(tmp_path: Path) -> None:

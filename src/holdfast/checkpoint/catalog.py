@@ -20,7 +20,10 @@ class Catalog:
         self._bad: dict[int, str] = {}
 
     def seal(self) -> None:
-        """Take the next number away from drivers of the past: what they complete from now on does not count."""
+        """Take the next number away from drivers of the past: what they complete from now on does not count.
+
+        The record stays for ever, like that of the generation: nobody knows when such a driver wakes up.
+        """
         while not self._journal.put_checkpoint(self._next(), pack(None)):
             continue
 
@@ -63,11 +66,6 @@ class Catalog:
     def unusable(self) -> dict[int, str]:
         """The checkpoints that can't be used, and why."""
         return dict(self._bad)
-
-    def voided(self) -> list[int]:
-        """Numbers that are taken by no checkpoint, or by one that can't be used."""
-        usable = {c.number for c in self.completed()}
-        return [n for n in self._journal.checkpoints() if n not in usable]
 
     def delete(self, number: int) -> None:
         """Remove a record."""

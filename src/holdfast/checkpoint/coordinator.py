@@ -252,9 +252,9 @@ class Coordinator:
         except Exception as error:
             return pending.failed(Reason.UNEXPECTED, f"{type(error).__name__}: {error}", self._clock_ms())
         checkpoint = self._metadata(pending, commit, plan, versions, new_bytes)
-        reach("checkpoint.before_record")
         try:
             self._journal.check_fence()
+            reach("checkpoint.before_record")
             self._catalog.complete(checkpoint)
         except FencedError as error:
             self._on_outcome(pending.failed(Reason.FENCED, error.message, self._clock_ms()))
@@ -364,7 +364,7 @@ class Coordinator:
             self._settings.checkpoint_keep,
             stored,
             self._journal.generation,
-            self._catalog.voided(),
+            self._catalog.unusable(),
         )
         reach("checkpoint.before_delete")
         for number in left.records:

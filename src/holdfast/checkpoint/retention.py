@@ -28,7 +28,7 @@ def sort_out(
     keep: int,
     stored: Iterable[str],
     generation: int,
-    voided: Sequence[int] = (),
+    unusable: Iterable[int] = (),
 ) -> Leftovers:
     """What goes when the newest `keep` checkpoints stay.
 
@@ -36,14 +36,14 @@ def sort_out(
         completed: every checkpoint whose record exists and can be read, in order of numbers.
         stored: the keys in the store.
         generation: the deleting driver's; files of a newer one are left alone.
-        voided: numbers that hold no checkpoint, or none that can be read.
+        unusable: numbers of checkpoints that can't be read. Those that were only taken stay taken.
     """
     kept = list(completed)[-keep:]
     needed = {f.key for c in kept for f in c.files}
     oldest = kept[0].number if kept else 0
     return Leftovers(
         records=sorted(
-            [c.number for c in completed if c.number < oldest] + [n for n in voided if n < oldest]
+            [c.number for c in completed if c.number < oldest] + [n for n in unusable if n < oldest]
         ),
         keys=sorted(
             k for k in stored if k not in needed and (g := generation_of(k)) is not None and g <= generation

@@ -79,9 +79,14 @@ def chaos(
         told.say("comparing with the in-process runner")
         verdict = compare(lambda: load(app), home / "dir", home / "out", home / "runner")
     except HoldfastError as error:
-        raise told.added_to(error) from error
-    seconds = time.monotonic() - started_s
-    _print(done, verdict, seed, settings["backend"], seconds, json=json)
+        told.added_to(error)
+        if json:
+            print_json(_end(told.count, None, seed, settings["backend"], started_s, error))
+        raise
+    if json:
+        print_json(_end(len(done), verdict, seed, settings["backend"], started_s))
+    else:
+        _print(done, verdict, time.monotonic() - started_s)
     refuse_unless_exact(verdict, home, seed)
     if folder is None:
         shutil.rmtree(home, ignore_errors=True)
@@ -92,6 +97,7 @@ def _told_of(told: Told, *, json: bool) -> Callable[[Trial], None]:
         if json:
             print_json(facts_of(trial))
         back = "next fault at once" if trial.recovery_s is None else f"back in {trial.recovery_s:.1f} s"
+        back = "not back" if trial.stuck else back
         told.hear(trial.struck, trial.recovery_s or 0.0, back)
 
     return hear
@@ -110,25 +116,32 @@ def facts_of(trial: Trial) -> dict[str, Any]:
         "planned": struck.planned,
         "overlaps": trial.overlaps,
         "recovery_s": None if trial.recovery_s is None else round(trial.recovery_s, 3),
+        "stuck": trial.stuck,
     }
 
 
-def _print(
-    trials: Sequence[Trial], verdict: Verdict, seed: int, backend: str, seconds: float, *, json: bool
-) -> None:
-    if json:
-        print_json(
-            {
-                "faults": len(trials),
-                "lost": verdict.lost,
-                "doubled": verdict.doubled,
-                "different_states": verdict.different_states,
-                "seed": seed,
-                "seconds": round(seconds, 1),
-                "backend": backend,
-            }
-        )
-        return
+def _end(
+    faults: int,
+    verdict: Verdict | None,
+    seed: int,
+    backend: str,
+    started_s: float,
+    error: HoldfastError | None = None,
+) -> dict[str, Any]:
+    """The last line: what was found, or null for what nobody compared because of an error."""
+    found: dict[str, Any] = {
+        "faults": faults,
+        "lost": None if verdict is None else verdict.lost,
+        "doubled": None if verdict is None else verdict.doubled,
+        "different_states": None if verdict is None else verdict.different_states,
+        "seed": seed,
+        "seconds": round(time.monotonic() - started_s, 1),
+        "backend": backend,
+    }
+    return found if error is None else {**found, "error": error.facts()}
+
+
+def _print(trials: Sequence[Trial], verdict: Verdict, seconds: float) -> None:
     out = console()
     columns = ["trial", "at", "fault", "victim", "epoch", "back after s"]
     out.print(table(columns, [_row(t) for t in trials], right=["trial", "at", "epoch", "back after s"]))

@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast.faults.experiment import Experiment, Struck
 from holdfast.faults.kinds import GROUPS, Fault
 
@@ -47,7 +47,9 @@ class Trial:
     struck: Struck
     overlaps: bool
     recovery_s: float | None
-    """None where the next fault came before the recovery was over."""
+    """None where the next fault came before the recovery was over, or where there was none."""
+    stuck: bool = False
+    """Whether the application did not come back: then it is the last one."""
 
 
 def draw(faults: Sequence[Fault], trials: int, seed: int) -> list[Blow]:
@@ -99,13 +101,20 @@ def inflict(
     timeout_s: float = 120.0,
     tell: Callable[[Trial], None] = lambda trial: None,
 ) -> list[Trial]:
-    """Do it all, each fault as its blow says, and be told of each; raises where there is no recovery in time."""
+    """Do it all, each fault as its blow says, and be told of each; raises where there is no recovery in time.
+
+    Whoever listens is told of that fault too, before it is raised.
+    """
     trials = []
     for number, blow in enumerate(blows, start=1):
         time.sleep(blow.pause_s)
         struck = experiment.strike(blow.fault, blow.share, timeout_s)
         overtaken = number < len(blows) and blows[number].overlaps
-        recovery_s = None if overtaken else experiment.await_recovery(struck, timeout_s)
+        try:
+            recovery_s = None if overtaken else experiment.await_recovery(struck, timeout_s)
+        except HoldfastError:
+            tell(Trial(number, struck, blow.overlaps, None, stuck=True))
+            raise
         trials.append(Trial(number, struck, blow.overlaps, recovery_s))
         tell(trials[-1])
     return trials

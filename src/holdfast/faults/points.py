@@ -6,7 +6,9 @@ SIGSTOP instead, until somebody sends SIGCONT.
 
 In tasks, `HOLDFAST_FAULT="shard.start:raise:<marker file>"` makes the first task that reaches the point raise,
 once for each marker file; `kill` kills its Python worker, `freeze` stops it, and `lose-shuffle` deletes the shuffle
-files that it is about to need.
+files on its host and raises, so that its next attempt finds its input gone. `shard.start@second:…` waits for a task
+of the stage `second`, `shard.start@second-1:…` for its shard 1, `source.start@source-0:…` for the first source task.
+Several are asked for with `;` between them. The marker exists if and only if the fault was done.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ import contextlib
 import glob
 import os
 import signal
+import threading
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, EngineError
 
 _CRASH, _FREEZE, _FAULT = "HOLDFAST_CRASH_AT", "HOLDFAST_FREEZE_AT", "HOLDFAST_FAULT"
 
@@ -52,6 +55,8 @@ TASK_POINTS = {
     "upload.file": "a file is about to be uploaded",
 }
 
+_ACTIONS = ("raise", "kill", "freeze", "lose-shuffle")
+
 _counts: collections.Counter[str] = collections.Counter()
 
 
@@ -67,6 +72,21 @@ def check_asked() -> None:
             raise ConfigError(
                 f"{variable}={asked}: there is no such point.", remedy=f"The points are: {', '.join(points)}."
             )
+    for asked in filter(None, os.environ.get(_FAULT, "").split(";")):
+        _check_fault(asked)
+
+
+def _check_fault(asked: str) -> None:
+    point, _, action, marker = _parts(asked)
+    if point not in TASK_POINTS:
+        raise ConfigError(
+            f"{_FAULT}={asked}: there is no such point.", remedy=f"The points are: {', '.join(TASK_POINTS)}."
+        )
+    if action not in _ACTIONS or not marker:
+        raise ConfigError(
+            f"{_FAULT}={asked}: it must be point:action:marker, or point@task:action:marker.",
+            remedy=f"The actions are: {', '.join(_ACTIONS)}; the marker is a file that is not there yet.",
+        )
 
 
 def reach(point: str, task: str = "") -> None:
@@ -81,10 +101,30 @@ def reach(point: str, task: str = "") -> None:
         if freeze and _is_now(freeze, point):
             _freeze_driver()
     for one in (asked or "").split(";"):
-        wanted, _, rest = one.partition(":")
-        action, _, marker = rest.partition(":")
-        if wanted == point and _first(marker):
-            _act(action, point)
+        wanted, aim, action, marker = _parts(one)
+        if wanted == point and _is_aimed_at(aim, task) and _first(marker):
+            _act(action, point, marker)
+
+
+def _parts(asked: str) -> tuple[str, str, str, str]:
+    """A fault as it is asked for: the point, the task or stage (empty: any), the action, the marker.
+
+    >>> _parts("shard.start@second:raise:/tmp/marker")
+    ('shard.start', 'second', 'raise', '/tmp/marker')
+    """
+    where, _, rest = asked.partition(":")
+    point, _, aim = where.partition("@")
+    action, _, marker = rest.partition(":")
+    return point, aim, action, marker
+
+
+def _is_aimed_at(aim: str, task: str) -> bool:
+    """Whether a task is the one that is aimed at, or of the stage that is.
+
+    >>> [_is_aimed_at(aim, "second-1") for aim in ("", "second", "second-1", "second-0", "first")]
+    [True, True, True, False, False]
+    """
+    return aim in ("", task, task.rpartition("-")[0])
 
 
 def _is_now(asked: str, point: str) -> bool:
@@ -93,14 +133,14 @@ def _is_now(asked: str, point: str) -> bool:
 
 
 def _freeze_driver() -> None:
-    """The JVM first: a driver that is frozen is so as a whole."""
+    """The JVM first: a driver that is frozen is so as a whole. And by this thread, so that it gets no further."""
     import psutil
 
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
             if "java" in child.name():
                 child.suspend()
-    os.kill(os.getpid(), signal.SIGSTOP)
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def _first(marker: str) -> bool:
@@ -111,13 +151,26 @@ def _first(marker: str) -> bool:
     return True
 
 
-def _act(action: str, point: str) -> None:
+def _act(action: str, point: str, marker: str) -> None:
     if action in ("kill", "freeze"):
         os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGSTOP)
         return
-    if action == "lose-shuffle":
-        for root in os.environ.get("SPARK_EXECUTOR_DIRS", os.environ.get("SPARK_LOCAL_DIRS", "")).split(","):
-            for file in glob.glob(os.path.join(root, "**", "shuffle_*.*"), recursive=True):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(file)
+    if action == "lose-shuffle" and not _lose_shuffle():
+        os.unlink(marker)
+        raise EngineError(
+            f"The shuffle files were to be lost at {point}, and there are none.",
+            remedy="Ask for it where a task has input from another: at shard.start.",
+        )
     raise InjectedFault(f"A fault was asked for at {point}.")
+
+
+def _lose_shuffle() -> int:
+    """Delete every shuffle file of this executor: how many there were."""
+    lost = 0
+    roots = os.environ.get("SPARK_EXECUTOR_DIRS", os.environ.get("SPARK_LOCAL_DIRS", ""))
+    for root in filter(None, roots.split(",")):
+        for file in glob.glob(os.path.join(root, "**", "shuffle_*.*"), recursive=True):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(file)
+                lost += 1
+    return lost
