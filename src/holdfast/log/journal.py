@@ -60,7 +60,7 @@ class Journal:
         except msgspec.DecodeError as error:
             raise DirectoryError(f"log/{name} is not a record of holdfast: {error}.") from None
 
-    def _create_unfenced(self, name: str, data: bytes) -> bool:
+    def _create_trimmable(self, name: str, data: bytes) -> bool:
         """Create a record that may be trimmed: its name may be free again when a driver of the past wakes up.
 
         So whoever was replaced goes no further, even with a record that it has created. If it was in time, the
@@ -147,7 +147,7 @@ class Journal:
     def put_plan(self, plan: Plan) -> Plan:
         """Create a plan. If a driver of the past was faster, its plan is the fact, unless we are of the past."""
         name = _plan_name(plan.epoch, plan.replan)
-        if self._create_unfenced(name, msgspec.json.encode(plan)):
+        if self._create_trimmable(name, msgspec.json.encode(plan)):
             return plan
         self._refuse_if_replaced(f"Epoch {plan.epoch} was planned by another driver.")
         found = self.plan(plan.epoch)
@@ -168,7 +168,7 @@ class Journal:
 
     def put_commit(self, commit: Commit) -> Commit:
         """Decide an epoch. If a driver of the past was faster, its decision holds, unless we are of the past."""
-        if self._create_unfenced(_numbered("commits", commit.epoch), msgspec.json.encode(commit)):
+        if self._create_trimmable(_numbered("commits", commit.epoch), msgspec.json.encode(commit)):
             return commit
         self._refuse_if_replaced(f"Epoch {commit.epoch} was decided by another driver.")
         found = self.commit(commit.epoch)

@@ -38,10 +38,11 @@ def test_records_are_read_in_splits_that_share_an_epoch(reader: Any) -> None:
     offer = source.plan(records=5)
     assert [(r.split, r.start, r.end) for r in offer.ranges] == [
         ("0000", 0, 2),
-        ("0001", 3, 5),
-        ("0002", 6, 7),
+        ("0001", 3, 4),
+        ("0002", 6, 8),
     ]
     assert offer.backlog == 5
+    assert offer.waiting == ["0000", "0001", "0002"]
 
 
 def test_records_follow_the_declared_schema() -> None:
