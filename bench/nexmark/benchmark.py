@@ -6,9 +6,13 @@ that of the last epoch that read events; the first epoch's don't count, so start
 Whatever a run wrote is reduced to the final result and compared with DuckDB's answer (`equal`, `theirs_equal`); a run
 that is not equal still shows its speed, but no ratio.
 
+Both sides may choose how many files an epoch or batch takes (`--files`, `--their-files`), theirs where its state is as
+well: each choice is run, and the one with the best median counts.
+
 With `--crash` our driver is killed with SIGKILL halfway, once for each query, and started again: the result must be
-equal all the same. The JSON is one object with a list `queries`, and a `summary` with the median ratio over the
-stateful queries that both sides ran.
+equal all the same. `--check-parallelism 1,4` runs ours once with each of those too, and kills it once if `--crash` is
+given, only to see whether the result is equal. The JSON is one object with a list `queries`, and a `summary` with the
+median ratio over the stateful queries that both sides ran.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ import pyarrow as pa
 from bench.durability import kill, newest, say, spawn, wait_for
 from bench.machine import Kept, ended_by_signals, machine
 from bench.nexmark.files import prepare, tables
-from bench.nexmark.generator import Config
+from bench.nexmark.generator import ROUND, Config
 from bench.nexmark.oracle import QUERIES, equal
 from bench.nexmark.results import final, processed, truth, written
 from bench.nexmark.side import sources
@@ -67,10 +71,11 @@ class Plan:
 
     events: int
     per_file: int
-    files: int
+    files: tuple[int, ...]
     rounds: int
     queries: tuple[str, ...]
     parallelism: tuple[int, ...]
+    check_parallelism: tuple[int, ...]
     source: str
     backend: str
     stores: tuple[str, ...]
@@ -88,10 +93,18 @@ class Plan:
         name = f"nexmark-{self.events}-{self.per_file}-{self.rate}-{self.seed}"
         return BENCH / "data" / name
 
+    def batches(self, files: int) -> int:
+        """How many epochs or batches there are if each takes so many files."""
+        return batches(self.events, self.per_file, files)
+
     @property
     def epochs(self) -> int:
-        """How many epochs ours takes."""
-        return -(-self.events // (self.per_file * self.files))
+        """How many epochs ours takes with the first choice of files."""
+        return self.batches(self.files[0])
+
+
+def batches(events: int, per_file: int, files: int) -> int:
+    return -(-events // (per_file * files))
 
 
 @dataclass
@@ -108,6 +121,11 @@ class Result:
     ratio: float | None = None
     theirs_equal: bool | None = None
     crash: dict[str, Any] | None = None
+    checks: list[dict[str, Any]] = field(default_factory=list)
+    """Ours with other parallelisms: whether it was equal, and after a crash."""
+    our_mode: str = ""
+    """Ours that was the fastest: how many files an epoch takes."""
+    our_modes: dict[str, float] = field(default_factory=dict)
     mode: str = ""
     """Theirs that was the fastest: where its state is, and how many files a batch takes."""
     modes: dict[str, float] = field(default_factory=dict)
@@ -141,12 +159,12 @@ class Truth:
 # Ours
 
 
-def our_command(query: str, folder: Path, plan: Plan, parallelism: int) -> list[str]:
+def our_command(query: str, folder: Path, plan: Plan, parallelism: int, files: int) -> list[str]:
     options = {
         "folder": folder,
         "data": plan.data,
         "source": plan.source,
-        "files": plan.files,
+        "files": files,
         "parallelism": parallelism,
         "backend": plan.backend,
     }
@@ -154,10 +172,10 @@ def our_command(query: str, folder: Path, plan: Plan, parallelism: int) -> list[
     return [sys.executable, "-m", "bench.nexmark.side", query, *arguments]
 
 
-def our_run(query: str, folder: Path, plan: Plan, parallelism: int) -> dict[str, Any]:
+def our_run(query: str, folder: Path, plan: Plan, parallelism: int, files: int) -> dict[str, Any]:
     """A run of ours to its end, in a process of its own; raises `RuntimeError` with the end of what it said."""
-    command = our_command(query, folder, plan, parallelism)
-    say(f"holdfast {query}, parallelism {parallelism}")
+    command = our_command(query, folder, plan, parallelism, files)
+    say(f"holdfast {query}, parallelism {parallelism}, {files} files an epoch")
     process = spawn(command, folder)
     log = folder / "log.txt"
     try:
@@ -174,35 +192,40 @@ def our_run(query: str, folder: Path, plan: Plan, parallelism: int) -> dict[str,
     return found
 
 
-def our_check(query: str, folder: Path, plan: Plan, known: Truth) -> tuple[bool, str]:
+def our_check(query: str, folder: Path, plan: Plan, known: Truth, files: int) -> tuple[bool, str]:
     """Whether what our run wrote is DuckDB's answer; for q12, to when its epochs were."""
     found = final(query, written(folder / "out"))
     if query != "q12":
         return equal(found, known.answer(query))
     journal = Journal.at(folder / "dir")
     plans = [p for p in map(journal.plan, range(1, journal.last_epoch() + 1)) if p is not None]
-    bids = sources(query, plan.data, plan.source, plan.files, 2)["bid"]
+    bids = sources(query, plan.data, plan.source, files, 2)["bid"]
     return equal(found, truth(query, {"bid": processed(plans, bids)}))
 
 
 def ours(result: Result, plan: Plan, known: Truth) -> None:
-    """A run of ours, measured and checked."""
+    """A run of ours with each choice of files, measured and checked."""
+    for files in plan.files:
+        our_one(result, plan, known, files)
+
+
+def our_one(result: Result, plan: Plan, known: Truth, files: int) -> None:
     with tempfile.TemporaryDirectory(prefix="holdfast-nexmark-") as name:
         folder = Path(name)
         try:
-            found = our_run(result.query, folder, plan, result.parallelism)
+            found = our_run(result.query, folder, plan, result.parallelism, files)
         except RuntimeError as error:
             result.equal = False
             result.say(f"ours failed: {str(error).splitlines()[0]}")
             say(f"  {error}")
             return
-        same, why = our_check(result.query, folder, plan, known)
+        same, why = our_check(result.query, folder, plan, known, files)
     result.equal = same if result.equal is None else result.equal and same
     if not same:
         result.say(f"ours is not equal: {why.splitlines()[0]}")
         say(f"  not equal: {why}")
     if found["events_per_s"] is not None:
-        result.spread["ours"].append(found["events_per_s"])
+        result.spread.setdefault(f"ours {files}", []).append(found["events_per_s"])
     else:
         result.say("ours took fewer than two epochs: no speed")
     if any(found["late"].values()):
@@ -213,10 +236,10 @@ def ours(result: Result, plan: Plan, known: Truth) -> None:
 def crashed(result: Result, plan: Plan, known: Truth) -> None:
     """Kill our driver halfway, start it again, and check what came of it."""
     with tempfile.TemporaryDirectory(prefix="holdfast-nexmark-") as name:
-        folder = Path(name)
+        folder, files = Path(name), plan.files[0]
         commits = folder / "dir" / "log" / "commits"
         say(f"holdfast {result.query}, parallelism {result.parallelism}, to be killed")
-        process = spawn(our_command(result.query, folder, plan, result.parallelism), folder)
+        process = spawn(our_command(result.query, folder, plan, result.parallelism, files), folder)
         try:
             wait_for(commits, max(1, plan.epochs // 2), process, folder)
         except SystemExit as error:
@@ -227,11 +250,11 @@ def crashed(result: Result, plan: Plan, known: Truth) -> None:
         killed_at = newest(commits)
         began = time.monotonic()
         try:
-            our_run(result.query, folder, plan, result.parallelism)
+            our_run(result.query, folder, plan, result.parallelism, files)
         except RuntimeError as error:
             result.crash = {"equal": False, "killed_at": killed_at, "why": str(error).splitlines()[0]}
             return
-        same, why = our_check(result.query, folder, plan, known)
+        same, why = our_check(result.query, folder, plan, known, files)
         result.crash = {
             "equal": same,
             "killed_at": killed_at,
@@ -240,6 +263,17 @@ def crashed(result: Result, plan: Plan, known: Truth) -> None:
             "why": why.splitlines()[0] if why else "",
         }
     say(f"  killed at epoch {killed_at} of {plan.epochs}, {'equal' if same else 'NOT equal: ' + why}")
+
+
+def checked(result: Result, plan: Plan, known: Truth) -> None:
+    """Ours once with each of the other parallelisms, and once more with a crash if that is asked for."""
+    for parallelism in plan.check_parallelism:
+        other = Result(result.query, parallelism, result.stateful, result.about)
+        our_one(other, plan, known, plan.files[0])
+        if plan.crash:
+            crashed(other, plan, known)
+        found = {"parallelism": parallelism, "equal": other.equal, "crash": other.crash, "note": other.note}
+        result.checks.append(found)
 
 
 # Theirs
@@ -291,22 +325,34 @@ def their_check(query: str, out: Path, known: Truth) -> tuple[bool, str]:
 
 def settle(result: Result) -> None:
     """Medians of what was measured so far, and the ratio; none where a side is not right."""
-    mine = result.spread["ours"]
-    result.ours = statistics.median(mine) if mine else None
-    modes = {name: values for name, values in result.spread.items() if name.startswith("theirs ") and values}
-    result.modes = {name.removeprefix("theirs "): statistics.median(v) for name, v in modes.items()}
-    if modes:
-        result.mode = max(result.modes, key=lambda mode: result.modes[mode])
-        result.theirs = result.modes[result.mode]
-        result.spread["theirs"] = modes[f"theirs {result.mode}"]
+    result.our_modes, result.our_mode = _best(result, "ours")
+    result.modes, result.mode = _best(result, "theirs")
+    result.ours = result.our_modes.get(result.our_mode)
+    result.theirs = result.modes.get(result.mode)
     right = result.equal and result.theirs_equal
     result.ratio = round(result.ours / result.theirs, 2) if right and result.ours and result.theirs else None
+
+
+def _best(result: Result, side: str) -> tuple[dict[str, float], str]:
+    """The median of each choice of a side, and the choice with the greatest, whose spread becomes the side's."""
+    chosen = {
+        name.removeprefix(f"{side} "): values
+        for name, values in result.spread.items()
+        if name.startswith(f"{side} ") and values
+    }
+    medians = {name: statistics.median(values) for name, values in chosen.items()}
+    best = max(medians, key=lambda name: medians[name], default="")
+    result.spread[side] = chosen.get(best, [])
+    return medians, best
 
 
 def summary(results: list[Result]) -> dict[str, Any]:
     """All of it in a few figures."""
     both = [r for r in results if r.stateful and r.ratio is not None]
-    crashes = [r.crash for r in results if r.crash is not None]
+    checks = [check for r in results for check in r.checks]
+    crashes = [
+        crash for crash in [r.crash for r in results] + [c["crash"] for c in checks] if crash is not None
+    ]
     return {
         "median_ratio_stateful": round(statistics.median(r.ratio for r in both if r.ratio), 2)
         if both
@@ -316,6 +362,8 @@ def summary(results: list[Result]) -> dict[str, Any]:
         "equal": sum(r.equal is True for r in results),
         "of": len(results),
         "theirs_equal": sum(r.theirs_equal is True for r in results),
+        "checks_equal": sum(c["equal"] is True for c in checks),
+        "checks": len(checks),
         "crashes_equal": sum(bool(c["equal"]) for c in crashes),
         "crashes": len(crashes),
     }
@@ -342,6 +390,8 @@ def measured(plan: Plan, kept: Kept, peers: bool) -> list[Result]:
                 side(result, plan, known)
             if plan.crash and number == 0:
                 crashed(result, plan, known)
+            if number == 0 and result.parallelism == plan.parallelism[0]:
+                checked(result, plan, known)
             for why in (LEFT_OUT.get(result.query), LIMITS.get(result.query)) if peers else ():
                 if why:
                     result.say(why)
@@ -362,13 +412,29 @@ def table(results: list[Result]) -> str:
         right = "yes" if r.equal else "NO"
         if r.crash is not None:
             right += ", crashed: " + ("yes" if r.crash["equal"] else "NO")
+        for check in r.checks:
+            fine = check["equal"] and (check["crash"] is None or check["crash"]["equal"])
+            right += f", with {check['parallelism']}: " + ("yes" if fine else "NO")
         speeds = [f"{v:,.0f}" if v is not None else "" for v in (r.ours, r.theirs)]
         ratio = f"{r.ratio:g}x" if r.ratio is not None else ""
-        mode = f" ({r.mode})" if r.mode else ""
+        mine, mode = (f" ({m})" if m else "" for m in (r.our_mode, r.mode))
         lines.append(
-            f"| {r.query} | {r.parallelism} | {right} | {speeds[0]} | {speeds[1]}{mode} | {ratio} | {r.note} |"
+            f"| {r.query} | {r.parallelism} | {right} | {speeds[0]}{mine} | {speeds[1]}{mode} | {ratio} | {r.note} |"
         )
     return "\n".join(lines)
+
+
+def per_file_of(events: int) -> int:
+    """So many events a file that there are about 40.
+
+    >>> per_file_of(1_000_000), per_file_of(100_000), per_file_of(1_000)
+    (25000, 2500, 50)
+    """
+    return max(ROUND, events // 40 // ROUND * ROUND)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in text.split(",") if n)
 
 
 def arguments(argv: list[str]) -> tuple[Plan, bool, bool]:
@@ -380,9 +446,15 @@ def arguments(argv: list[str]) -> tuple[Plan, bool, bool]:
     )
     parser.add_argument("--events", type=int, default=1_000_000, help="how many, of all kinds together")
     parser.add_argument(
-        "--per-file", type=int, default=25_000, help="events of all kinds a file of each kind holds"
+        "--per-file",
+        type=int,
+        help="events of all kinds a file of each kind holds; without it, so many that there are about 40 files",
     )
-    parser.add_argument("--files", type=int, default=4, help="files of each kind that an epoch of ours takes")
+    parser.add_argument(
+        "--files",
+        default="4,10",
+        help="files of each kind that an epoch of ours takes, with commas; the best counts, a crash is with the first",
+    )
     parser.add_argument(
         "--their-files", default="4,10", help="the same for a batch of theirs; the best counts"
     )
@@ -390,6 +462,9 @@ def arguments(argv: list[str]) -> tuple[Plan, bool, bool]:
     parser.add_argument("--queries", default=",".join(QUERIES), help="which queries, with commas")
     parser.add_argument("--rounds", type=int, default=3, help="how often each side is run")
     parser.add_argument("--parallelism", default="2", help="cores and shards, with commas")
+    parser.add_argument(
+        "--check-parallelism", default="", help="run ours once with each of these too, to see if it is equal"
+    )
     parser.add_argument("--source", choices=("files", "generator"), default="files", help="what ours reads")
     parser.add_argument("--backend", choices=("heap", "rocksdb"), default="heap", help="where our state is")
     parser.add_argument("--rate", type=int, default=10_000, help="events a second of event time")
@@ -405,30 +480,38 @@ def arguments(argv: list[str]) -> tuple[Plan, bool, bool]:
     unknown = [s for s in chosen.stores.split(",") if s not in ("hdfs", "rocksdb")]
     if unknown:
         parser.error(f"unknown stores: {', '.join(unknown)}; they are hdfs, rocksdb")
-    if chosen.per_file < 50 or chosen.per_file % 50:
-        parser.error(f"--per-file must be a multiple of 50, not {chosen.per_file}")
-    if chosen.rounds < 1 or chosen.files < 1:
-        parser.error("--rounds and --files must be at least 1")
+    per_file = per_file_of(chosen.events) if chosen.per_file is None else chosen.per_file
+    if per_file < ROUND or per_file % ROUND:
+        parser.error(f"--per-file must be a multiple of {ROUND}, not {per_file}")
+    choices = [_numbers(chosen.files), _numbers(chosen.their_files)]
+    parallelism, others = _numbers(chosen.parallelism), _numbers(chosen.check_parallelism)
+    if chosen.rounds < 1 or min((1, *choices[0], *choices[1], *parallelism, *others)) < 1 or not parallelism:
+        parser.error("--rounds, files and parallelism must be at least 1")
+    # A speed needs two batches: what is too large a choice for so few events is none.
+    files, their_files = (
+        tuple(n for n in choice if batches(chosen.events, per_file, n) >= 2) for choice in choices
+    )
+    if not files or not (their_files or chosen.no_peers):
+        parser.error(
+            f"{chosen.events:,} events in files of {per_file:,} are fewer than two epochs, and at least two are needed; "
+            f"choose a smaller --per-file, or fewer files an epoch"
+        )
     plan = Plan(
         chosen.events,
-        chosen.per_file,
-        chosen.files,
+        per_file,
+        files,
         chosen.rounds,
         queries,
-        tuple(int(p) for p in chosen.parallelism.split(",")),
+        parallelism,
+        others,
         chosen.source,
         chosen.backend,
         tuple(chosen.stores.split(",")),
-        tuple(int(n) for n in chosen.their_files.split(",")),
+        their_files,
         chosen.crash,
         chosen.rate,
         chosen.seed,
     )
-    if plan.epochs < 2:
-        parser.error(
-            f"{plan.events:,} events are {plan.epochs} epoch of {plan.files} files with {plan.per_file:,}: at least "
-            f"two are needed; choose a smaller --per-file or --files"
-        )
     return plan, not chosen.no_peers, chosen.json
 
 

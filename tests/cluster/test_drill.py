@@ -67,6 +67,7 @@ def test_windows_and_what_came_too_late_for_them_are_the_same_after_every_recove
     )
     assert {t["fault"] for t in trials} == {"executor-kill", "driver-kill"}
     assert (outcome["lost"], outcome["doubled"], outcome["different_states"]) == (0, 0, 0)
+    assert outcome["misses"] == 0
     for sink in ("road-speeds", "late-reports"):
         assert pq.read_table(tmp_path / "home" / "out" / sink).num_rows > 0, sink
 

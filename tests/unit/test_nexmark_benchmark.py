@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import holdfast as hf
+from bench.machine import Kept
 from bench.nexmark import Config, NexmarkSource, benchmark, oracle
 from bench.nexmark.benchmark import (
     LEFT_OUT,
@@ -42,6 +43,7 @@ def test_defaults_are_a_million_events_in_ten_epochs_on_both_sides() -> None:
         False,
     )
     assert (plan.source, plan.parallelism, plan.rounds, plan.crash) == ("files", (2,), 3, False)
+    assert (plan.per_file, plan.files, plan.their_files) == (25_000, (4, 10), (4, 10))
     assert json.loads(json.dumps(asdict(plan)))["events"] == 1_000_000
 
 
@@ -54,12 +56,40 @@ def test_what_is_asked_for_is_run() -> None:
     assert (peers, as_json, plan.epochs) == (False, True, 30)
 
 
+def test_the_commands_that_the_docs_print_can_be_run() -> None:
+    page = (Path(benchmark.__file__).parents[2] / "docs" / "benchmarks.md").read_text()
+    found = [line.split("#")[0].split() for line in page.splitlines() if "-m bench nexmark" in line]
+    commands = [words[words.index("nexmark") + 1 :] for words in found if words[0].endswith("python")]
+    assert len(commands) >= 4
+    for command in commands:
+        plan = arguments(command)[0]
+        assert all(plan.batches(files) >= 2 for files in (*plan.files, *plan.their_files))
+
+
+@pytest.mark.parametrize("events", [400, 1_000, 20_000, 100_000, 123_456, 10_000_000])
+def test_files_fit_the_number_of_events(events: int) -> None:
+    plan = arguments(["--events", str(events)])[0]
+    assert plan.per_file % 50 == 0
+    assert plan.files == plan.their_files
+    assert all(plan.batches(files) >= 2 for files in plan.files)
+    assert events < 1_000 or 20 <= plan.batches(1) <= 60
+
+
+def test_what_leaves_fewer_than_two_batches_is_left_out() -> None:
+    events = ["--events", "1000", "--per-file", "100"]
+    plan = arguments([*events, "--files", "4,5,10", "--their-files", "10,20,1"])[0]
+    assert (plan.files, plan.their_files) == ((4, 5), (1,))
+    assert arguments([*events, "--their-files", "10", "--no-peers"])[0].their_files == ()
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
         ("--queries q3,q99", "unknown queries: q99"),
         ("--per-file 60", "multiple of 50"),
-        ("--events 1000", "at least two"),
+        ("--events 200", "at least two"),
+        ("--events 1000 --per-file 100 --their-files 10", "at least two"),
+        ("--files 0", "at least 1"),
         ("--stores disk", "unknown stores: disk"),
         ("--rounds 0", "at least 1"),
     ],
@@ -111,8 +141,9 @@ def result(query: str, mine: list[float], other: dict[str, list[float]], **facts
         query, 2, oracle.QUERIES[query].stateful, "", **{"equal": True, "theirs_equal": True, **facts}
     )
     found.spread = {
-        "ours": mine,
+        "ours": [],
         "theirs": [],
+        **({"ours 4": mine} if mine else {}),
         **{f"theirs {mode}": values for mode, values in other.items()},
     }
     settle(found)
@@ -124,6 +155,15 @@ def test_medians_are_compared_and_the_best_mode_of_theirs_counts() -> None:
     assert (found.ours, found.theirs, found.mode, found.ratio) == (200, 45, "hdfs 4", 4.44)
     assert found.modes == {"hdfs 4": 45, "rocksdb 4": 20}
     assert found.spread["theirs"] == [50, 40, 45]
+
+
+def test_the_best_choice_of_ours_counts_too() -> None:
+    found = result("q3", [300, 100, 200], {"hdfs 4": [100]})
+    found.spread["ours 10"] = [250, 240]
+    settle(found)
+    assert (found.ours, found.our_mode, found.ratio) == (245, "10", 2.45)
+    assert found.our_modes == {"4": 200, "10": 245}
+    assert found.spread["ours"] == [250, 240]
 
 
 def test_there_is_no_ratio_where_a_side_is_wrong_or_not_there() -> None:
@@ -142,6 +182,11 @@ def test_the_summary_is_over_stateful_queries_that_both_ran() -> None:
         result("q4", [400], {}, theirs_equal=None),
         result("q8", [400], {"hdfs 4": [100]}, equal=False),
     ]
+    found[1].checks = [
+        {"parallelism": 1, "equal": True, "crash": {"equal": True}},
+        {"parallelism": 4, "equal": True, "crash": {"equal": False}},
+    ]
+    found[2].checks = [{"parallelism": 1, "equal": False, "crash": None}]
     assert summary(found) == {
         "median_ratio_stateful": 4.0,
         "stateful_on_both": 3,
@@ -149,11 +194,14 @@ def test_the_summary_is_over_stateful_queries_that_both_ran() -> None:
         "equal": 5,
         "of": 6,
         "theirs_equal": 5,
-        "crashes_equal": 1,
-        "crashes": 2,
+        "checks_equal": 2,
+        "checks": 3,
+        "crashes_equal": 2,
+        "crashes": 4,
     }
     assert summary([])["median_ratio_stateful"] is None
-    assert "| q7 | 2 | yes, crashed: NO | 400 | 100 (hdfs 4) | 4x |" in table(found)
+    assert "| q7 | 2 | yes, crashed: NO | 400 (4) | 100 (hdfs 4) | 4x |" in table(found)
+    assert "| q3 | 2 | yes, with 1: yes, with 4: NO | 200 (4) |" in table(found)
     assert {"query", "equal", "ours", "theirs", "ratio", "stateful", "spread", "note"} <= asdict(
         found[0]
     ).keys()
@@ -191,15 +239,17 @@ def test_our_side_reads_the_files_or_the_same_events_from_the_generator(data: Pa
     assert isinstance(sources("q12", data, "generator", 2, 2)["bid"], Prepared)
 
 
-def plan_of(data: Path, monkeypatch: pytest.MonkeyPatch) -> benchmark.Plan:
+def plan_of(data: Path, monkeypatch: pytest.MonkeyPatch, more: str = "") -> benchmark.Plan:
     monkeypatch.setattr(benchmark.Plan, "data", property(lambda self: data))
     asked = "--events 2000 --per-file 250 --files 2 --rate 100 --stores hdfs --their-files 2"
-    return arguments(asked.split())[0]
+    return arguments([*asked.split(), *more.split()])[0]
 
 
-def in_process(query: str, folder: Path, plan: benchmark.Plan, parallelism: int) -> dict[str, Any]:
+def in_process(
+    query: str, folder: Path, plan: benchmark.Plan, parallelism: int, files: int
+) -> dict[str, Any]:
     """Stands where our process is: the runner instead of Spark."""
-    read = sources(query, plan.data, plan.source, plan.files, parallelism)
+    read = sources(query, plan.data, plan.source, files, parallelism)
     pipeline = build(query, read, hf.parquet(str(folder / "out"), merge=False))
     hf.testing.run(pipeline, parallelism=parallelism, capture=False, directory=folder / "dir")
     return {"events_per_s": 100, "late": {}}
@@ -211,10 +261,41 @@ def test_what_ours_wrote_is_checked(query: str, data: Path, monkeypatch: pytest.
     monkeypatch.setattr(benchmark, "our_run", in_process)
     found = Result(query, 2, True, "")
     benchmark.ours(found, plan, known)
-    assert (found.equal, found.spread["ours"], found.note) == (True, [100], "")
+    assert (found.equal, found.spread["ours 2"], found.note) == (True, [100], "")
     known._answers[query] = known.answer(query).slice(1)
     benchmark.ours(found, plan, known)
     assert found.equal is False and "not equal" in found.note
+
+
+def test_other_parallelisms_are_checked_once_and_killed_if_that_is_asked_for(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = "--check-parallelism 1,4 --crash --rounds 2 --queries q5 --no-peers --files 2,1"
+    plan = plan_of(data, monkeypatch, asked)
+    ran: list[tuple[int, int]] = []
+
+    def run(query: str, folder: Path, plan: benchmark.Plan, parallelism: int, files: int) -> dict[str, Any]:
+        ran.append((parallelism, files))
+        return in_process(query, folder, plan, parallelism, files)
+
+    killed: list[int] = []
+
+    def crash(result: Result, plan: benchmark.Plan, known: Truth) -> None:
+        killed.append(result.parallelism)
+        result.crash = {"equal": True}
+
+    monkeypatch.setattr(benchmark, "our_run", run)
+    monkeypatch.setattr(benchmark, "crashed", crash)
+    monkeypatch.setattr(benchmark, "prepare", lambda *facts: None)
+    monkeypatch.setattr(benchmark, "ROOT", data.parent)
+    (found,) = benchmark.measured(plan, Kept(data.parent / "kept.json", {}), peers=False)
+    assert ran == [(2, 2), (2, 1), (1, 2), (4, 2), (2, 2), (2, 1)]
+    assert killed == [2, 1, 4]
+    assert [(c["parallelism"], c["equal"], c["crash"]) for c in found.checks] == [
+        (1, True, {"equal": True}),
+        (4, True, {"equal": True}),
+    ]
+    assert found.equal and found.our_modes == {"2": 100, "1": 100}
 
 
 def test_a_side_that_fails_is_told_of_and_the_rest_goes_on(

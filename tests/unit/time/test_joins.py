@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import duckdb
@@ -15,39 +14,48 @@ from hypothesis import strategies as st
 import holdfast as hf
 from holdfast.errors import PipelineError, SchemaError, UserCodeError
 from holdfast.time.units import MIN_TIME
-from tests.unit.time.test_event_time import S, Script, at
+from tests.arrivals import Way, ran, ways
+from tests.unit.time.test_event_time import Script, at
 
 Row = dict[str, Any]
-SCHEMA = {"k": str, "at": int, "n": int}
+SCHEMA = pa.schema([("k", pa.string()), ("at", pa.int64()), ("n", pa.int64())])
 COLUMNS = ("k", "at", "n")
 
+ON_TIME = """
+    with l as materialized (select * from left_rows where left_rows.at * 1000000 > clock),
+         r as materialized (select * from right_rows where right_rows.at * 1000000 > clock)
+"""
 INTERVAL = """
     select l.k, l.at, l.n, r.k, r.at, r.n from l {how} join r
     on l.k is not distinct from r.k and r.at between l.at + {lower} and l.at + {upper}
 """
 AS_OF = """
-    select l.k, l.at, l.n, r.k, r.at, r.n from l left join lateral (
+    select l.k, l.at, l.n, r.k, r.at, r.n from l {how} join lateral (
         select * from r where l.k is not distinct from r.k and r.at <= l.at and r.at >= l.at - {keep}
-        order by r.at desc limit 1
+        order by r.at desc, r.i desc limit 1
     ) as r on true
 """
-TUMBLING = """
-    select l.k, l.at, l.n, r.k, r.at, r.n, l.at // 10 * 10 as w from l join r
-    on l.k is not distinct from r.k and l.at // 10 = r.at // 10
+IN_WINDOWS = """
+    select * from (
+        select *, unnest(generate_series(e.at // {slide} * {slide} - {size} + {slide}, e.at // {slide} * {slide}, {slide})) as w
+        from {side} as e
+    ) where (w + {size}) * 1000000 - 1 > clock
 """
-SLIDING = """
-    with lw as (select *, unnest(generate_series(l.at // 5 * 5 - 10, l.at // 5 * 5, 5)) as w from l),
-         rw as (select *, unnest(generate_series(r.at // 5 * 5 - 10, r.at // 5 * 5, 5)) as w from r)
-    select lw.k, lw.at, lw.n, rw.k, rw.at, rw.n, lw.w from lw join rw
-    on lw.k is not distinct from rw.k and lw.w = rw.w
+WINDOWS = """
+    select l.k, l.at, l.n, r.k, r.at, r.n, l.w from ({left}) as l join ({right}) as r
+    on l.k is not distinct from r.k and l.w = r.w
 """
+
+
+ARRIVED = pa.schema([(name, pa.string() if name == "k" else pa.int64()) for name in (*COLUMNS, "i", "clock")])
 
 
 def sql(text: str, left: list[Row], right: list[Row]) -> list[tuple[Any, ...]]:
     con = duckdb.connect()
-    schema = pa.schema([("k", pa.string()), ("at", pa.int64()), ("n", pa.int64())])
-    con.register("l", pa.Table.from_pylist(left, schema))
-    con.register("r", pa.Table.from_pylist(right, schema))
+    con.register("left_rows", pa.Table.from_pylist([{"i": 0, "clock": MIN_TIME, **r} for r in left], ARRIVED))
+    con.register(
+        "right_rows", pa.Table.from_pylist([{"i": 0, "clock": MIN_TIME, **r} for r in right], ARRIVED)
+    )
     return sorted(con.execute(text).fetchall(), key=repr)
 
 
@@ -86,14 +94,6 @@ def tuples(rows: list[Row]) -> list[tuple[Any, ...]]:
     return sorted(found, key=repr)
 
 
-def left_over(result: hf.testing.Result) -> int:
-    return sum(table.num_rows for table in result.state("j").values())
-
-
-def live(result: hf.testing.Result) -> int:
-    return sum(sum(s.sealed.live.values()) for c in result.commits[-1:] for s in c.shards["j"])
-
-
 def dense(seed: int, count: int, keys: list[Any], values: range | list[int] | None = None) -> list[Any]:
     """Records close enough to meet: what Hypothesis draws by itself seldom is."""
     rng = random.Random(seed)
@@ -108,65 +108,24 @@ def drawn() -> Any:
 
 
 def rows_of(found: list[tuple[Any, int]]) -> list[Row]:
-    return [{"k": k, "at": t, "n": n} for n, (k, t) in enumerate(found)]
+    return [{"k": k, "at": t, "n": n, "t": t} for n, (k, t) in enumerate(found)]
 
 
-def on_time(rows: list[Row], late: list[Row]) -> list[Row]:
-    lost = {r["n"] for r in late}
-    assert len(lost) == len(late), "a record came out as late twice"
-    return [r for r in rows if r["n"] not in lost]
+QUICK = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def behind(
-    result: hf.testing.Result, rows: list[Row], source: str, uid: str, last_us: Callable[[int], int]
-) -> set[int]:
-    """The records whose last instant the clock had passed before their epoch."""
-    found: set[int] = set()
-    for plan in result.plans:
-        clock = plan.clocks.get(uid, MIN_TIME)
-        for planned in plan.ranges:
-            if planned.source == source:
-                part = rows[planned.piece.start : planned.piece.end]
-                found |= {r["n"] for r in part if last_us(r["at"]) <= clock}
-    return found
-
-
-def itself(at: int) -> int:
-    """The last instant of a record that is in no window."""
-    return at * S
-
-
-RUNS = {
-    "splits": st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    "per_epoch": st.sampled_from([2, 5, 40]),
-    "parallelism": st.sampled_from([1, 2, 4]),
-    "backend": st.sampled_from(["heap", "heap", "rocksdb"]),
-    "shuffle": st.integers(0, 1000),
-    "lag": st.sampled_from(["70s", "70s", "9s", "0s"]),
-}
-QUICK = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-def check(
-    join: Any, query: str, left: Any, right: Any, last_us: Callable[[int], int] = itself, **run: Any
-) -> hf.testing.Result:
-    """Run a join, and hold it against SQL over what was not late."""
-    one, other = rows_of(left), rows_of(right)
-    random.Random(run["shuffle"]).shuffle(one)
-    random.Random(run["shuffle"] + 1).shuffle(other)
-    made, ls, rs = streams(one, other, splits=run["splits"], per_epoch=run["per_epoch"], lag=run["lag"])
-    finish(made, join(ls, rs))
-    result = hf.testing.run(made, parallelism=run["parallelism"], backend=run["backend"])
-    late, late_right = result.rows("late"), result.rows("late_right")
-    assert sum(c.late.get("j", 0) for c in result.commits) == len(late) + len(late_right)
-    assert {r["n"] for r in late} == behind(result, one, "l", "j", last_us)
-    assert {r["n"] for r in late_right} == behind(result, other, "r", "j", last_us)
-    if run["lag"] == "70s":
-        assert not late and not late_right
-    expected = sql(query, on_time(one, late), on_time(other, late_right))
-    assert tuples(result.rows("out")) == expected
-    assert left_over(result) == live(result) == 0
-    return result
+def check(join: Any, query: str, left: Any, right: Any, way: Way, last: str = "{side}.at * 1000000") -> None:
+    """Run a join, and hold it against SQL over the same records: what it made, and what was late."""
+    run = ran(way, {"l": rows_of(left), "r": rows_of(right)}, SCHEMA, join, "late", "late_right")
+    one, other = run.arrived("l"), run.arrived("r")
+    assert tuples(run.rows("out")) == sql(query, one, other)
+    lates = []
+    for uid, side in (("late", "left_rows"), ("late_right", "right_rows")):
+        late = sql(f"select n from {side} where {last.format(side=side)} <= clock", one, other)
+        assert sorted(((r["n"],) for r in run.rows(uid)), key=repr) == late
+        lates += late
+    assert run.late == len(lates)
+    assert run.left == 0
 
 
 # Interval
@@ -178,14 +137,14 @@ def check(
     right=drawn(),
     bounds=st.sampled_from([(-5, 10), (0, 0), (3, 7), (-9, -2), (-60, 60)]),
     how=st.sampled_from(["inner", "left", "right", "outer"]),
-    **RUNS,
+    way=ways(),
 )
 def test_pairs_within_an_interval_are_what_sql_says_once(
-    left: Any, right: Any, bounds: tuple[int, int], how: str, **run: Any
+    left: Any, right: Any, bounds: tuple[int, int], how: str, way: Way
 ) -> None:
     lower, upper = bounds
-    query = INTERVAL.format(how="full" if how == "outer" else how, lower=lower, upper=upper)
-    check(lambda ls, rs: ls.join(rs).between(lower, upper).select("j", how=how), query, left, right, **run)
+    query = ON_TIME + INTERVAL.format(how="full" if how == "outer" else how, lower=lower, upper=upper)
+    check(lambda ls, rs: ls.join(rs).between(lower, upper).select("x", how=how), query, left, right, way)
 
 
 def test_a_pair_comes_out_as_soon_as_both_are_there_and_alone_when_none_can_come() -> None:
@@ -216,9 +175,8 @@ def test_state_holds_what_may_still_find_a_partner_and_no_more() -> None:
         held = [sum(sum(s.sealed.live.values()) for s in c.shards["j"]) for c in result.commits]
         assert held[-1] == 0
         assert 5 <= max(held) <= 14
-        assert len(result.rows("out")) == len(
-            sql(INTERVAL.format(how="inner", lower=-4, upper=6), rows, rows)
-        )
+        query = ON_TIME + INTERVAL.format(how="inner", lower=-4, upper=6)
+        assert len(result.rows("out")) == len(sql(query, rows, rows))
 
 
 def test_a_function_makes_the_results_and_gets_none_for_what_is_missing() -> None:
@@ -356,16 +314,13 @@ def test_one_side_may_have_wider_keys_than_the_other(backend: str) -> None:
     right=drawn(),
     how=st.sampled_from(["left", "inner"]),
     keep=st.sampled_from([None, 8]),
-    **RUNS,
+    way=ways(),
 )
 def test_each_record_gets_what_the_right_had_said_by_its_time(
-    left: Any, right: Any, how: str, keep: int | None, **run: Any
+    left: Any, right: Any, how: str, keep: int | None, way: Way
 ) -> None:
-    right = list(dict.fromkeys(right))  # one version of a key at a time: SQL says nothing of several
-    query = AS_OF.format(keep=10_000 if keep is None else keep)
-    if how == "inner":
-        query = query.replace("left join lateral", "join lateral")
-    check(lambda ls, rs: ls.as_of(rs, keep_for=keep).select("j", how=how), query, left, right, **run)
+    query = ON_TIME + AS_OF.format(how=how, keep=10_000 if keep is None else keep)
+    check(lambda ls, rs: ls.as_of(rs, keep_for=keep).select("x", how=how), query, left, right, way)
 
 
 def test_of_the_right_only_the_newest_before_the_clock_is_kept() -> None:
@@ -402,25 +357,21 @@ def test_what_comes_out_as_of_a_time_has_that_time_for_windows_behind_it() -> No
 # Windows
 
 
-@pytest.mark.parametrize(
-    ("window", "query"),
-    [(lambda: hf.tumbling("10s"), TUMBLING), (lambda: hf.sliding("15s", "5s"), SLIDING)],
-    ids=["tumbling", "sliding"],
-)
+@pytest.mark.parametrize(("size", "slide"), [(10, 10), (15, 5)], ids=["tumbling", "sliding"])
 @QUICK
-@given(left=drawn(), right=drawn(), **RUNS)
+@given(left=drawn(), right=drawn(), way=ways())
 def test_pairs_of_a_window_are_what_sql_says_once(
-    window: Any, query: str, left: Any, right: Any, **run: Any
+    size: int, slide: int, left: Any, right: Any, way: Way
 ) -> None:
     left, right = [(k, abs(t)) for k, t in left], [(k, abs(t)) for k, t in right]
-    if run["lag"] != "70s" and "unnest" in query:
-        run["lag"] = "70s"  # a record may be late for its first windows only: SQL has no word for it
-    slide, size = (5, 15) if "unnest" in query else (10, 10)
-
-    def last_us(at: int) -> int:
-        return (at // slide * slide + size) * S - 1
-
-    check(lambda ls, rs: ls.join(rs).window(window()).select("j"), query, left, right, last_us, **run)
+    window = hf.tumbling(size) if size == slide else hf.sliding(size, slide)
+    sides = {
+        name: IN_WINDOWS.format(side=f"{name}_rows", size=size, slide=slide) for name in ("left", "right")
+    }
+    last = f"({{side}}.at // {slide} * {slide} + {size}) * 1000000 - 1"
+    check(
+        lambda ls, rs: ls.join(rs).window(window).select("x"), WINDOWS.format(**sides), left, right, way, last
+    )
 
 
 def test_pairs_of_a_window_come_out_when_the_clock_passes_it_with_its_bounds() -> None:

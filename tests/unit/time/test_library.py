@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,12 +13,13 @@ from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.errors import PipelineError, SchemaError, UserCodeError
-from tests.unit.time.test_event_time import S, Script, at
-from tests.unit.time.test_joins import behind, dense, itself
+from tests.arrivals import Run, Way, ran, ways
+from tests.unit.time.test_event_time import Script, at
+from tests.unit.time.test_joins import dense
 
 Row = dict[str, Any]
 SCHEMA = pa.schema([("k", pa.string()), ("at", pa.int64()), ("v", pa.int64()), ("n", pa.int64())])
-QUICK = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def events(values: list[Any]) -> Any:
@@ -32,24 +32,26 @@ def events(values: list[Any]) -> Any:
 
 
 EVENTS = events([None, *range(-4, 5)])
-RUNS = {
-    "splits": st.integers(1, 3),
-    "per_epoch": st.sampled_from([2, 6, 50]),
-    "parallelism": st.sampled_from([1, 2, 4]),
-    "backend": st.sampled_from(["heap", "heap", "rocksdb"]),
-    "lag": st.sampled_from(["90s", "90s", "10s", "0s"]),
-}
+ARRIVED = pa.schema([*SCHEMA, ("i", pa.int64()), ("clock", pa.int64()), ("epoch", pa.int64())])
 
 
-def rows_of(found: list[tuple[Any, int, Any]], shuffle: int = 0) -> list[Row]:
-    random.Random(shuffle).shuffle(found)
-    return [{"k": k, "at": t, "v": v, "n": n} for n, (k, t, v) in enumerate(found)]
+def rows_of(found: list[tuple[Any, int, Any]]) -> list[Row]:
+    return [{"k": k, "at": t, "v": v, "n": n, "t": t} for n, (k, t, v) in enumerate(found)]
 
 
-def sql(text: str, rows: list[Row]) -> list[tuple[Any, ...]]:
+def sql(text: str, arrived: list[Row]) -> list[tuple[Any, ...]]:
+    """What SQL says of records as they arrived; `e` are those after the clock, `late` the others."""
     con = duckdb.connect()
-    con.register("e", pa.Table.from_pylist(rows, SCHEMA))
+    con.register("arrived", pa.Table.from_pylist(arrived, ARRIVED))
+    con.execute("create temp view e as select * from arrived where arrived.at * 1000000 > clock")
+    con.execute("create temp view late as select * from arrived where arrived.at * 1000000 <= clock")
     return sorted(con.execute(text).fetchall(), key=repr)
+
+
+def check_late(run: Run, query: str = "select n from late") -> None:
+    """What came out as late is what SQL says."""
+    assert sorted(((r["n"],) for r in run.rows("late")), key=repr) == sql(query, run.arrived("e"))
+    assert run.late == len(run.rows("late"))
 
 
 def keyed(
@@ -70,62 +72,43 @@ def run(made: hf.Pipeline, out: hf.Stream, run: dict[str, Any], *sides: str) -> 
     return result
 
 
-def kept(result: hf.testing.Result) -> int:
-    stored = sum(table.num_rows for table in result.state("x").values())
-    assert stored == sum(sum(s.sealed.live.values()) for c in result.commits[-1:] for s in c.shards["x"])
-    return stored
-
-
 def held(result: hf.testing.Result) -> list[int]:
     """How much was kept after each epoch."""
     return [sum(sum(s.sealed.live.values()) for s in c.shards["x"]) for c in result.commits]
-
-
-def on_time(rows: list[Row], late: list[Row]) -> list[Row]:
-    lost = {r["n"] for r in late}
-    assert len(lost) == len(late)
-    return [r for r in rows if r["n"] not in lost]
 
 
 # Deduplicate
 
 
 @QUICK
-@given(found=EVENTS, **RUNS)
-def test_one_record_of_each_key_passes_and_from_one_split_the_first(found: Any, **how: Any) -> None:
-    rows = rows_of(found)
-    made, stream = keyed(rows, splits=how["splits"], per_epoch=how["per_epoch"])
-    result = run(made, stream.deduplicate("x"), how)
-    passed = result.rows("out")
-    assert sorted(str(r["k"]) for r in passed) == sorted({str(r["k"]) for r in rows})
-    if how["splits"] == 1:
-        first = sql("select k, min(n) from e group by k", rows)
-        assert sorted(((r["k"], r["n"]) for r in passed), key=repr) == first
-    assert kept(result) == len(passed)
+@given(found=EVENTS, way=ways())
+def test_one_record_of_each_key_passes_the_first_that_came(found: Any, way: Way) -> None:
+    run = ran(way, {"e": rows_of(found)}, SCHEMA, lambda s: s.deduplicate("x"))
+    first = sql("select k, arg_min(n, i) from arrived group by k", run.arrived("e"))
+    assert sorted(((r["k"], r["n"]) for r in run.rows("out")), key=repr) == first
+    assert run.left == len(first)
 
 
-def forgetful(rows: list[Row], late: set[int], within: int) -> list[int]:
-    until: dict[Any, int] = {}
-    passed = []
-    for row in rows:
-        if row["n"] not in late and (row["k"] not in until or row["at"] > until[row["k"]]):
-            until[row["k"]] = row["at"] + within
-            passed.append(row["n"])
-    return passed
+PASSED = """
+    with recursive passed(k, i, t, n) as (
+        select k, i, e.at, n from e qualify row_number() over (partition by k order by i) = 1
+        union all
+        select e.k, e.i, e.at, e.n from passed join e
+        on e.k is not distinct from passed.k and e.i > passed.i and e.at > passed.t + {within}
+        qualify row_number() over (partition by e.k order by e.i) = 1
+    )
+    select n from passed
+"""
 
 
 @QUICK
-@given(found=EVENTS, shuffle=st.integers(0, 99), within=st.sampled_from([1, 9, 200]), **RUNS)
-def test_a_key_may_pass_again_when_its_time_is_over(
-    found: Any, shuffle: int, within: int, **how: Any
-) -> None:
-    rows = rows_of(found, shuffle)
-    made, stream = keyed(rows, per_epoch=how["per_epoch"], lag=how["lag"])
-    result = run(made, stream.deduplicate("x", within=within), how, "late")
-    late = {r["n"] for r in result.rows("late")}
-    assert late == behind(result, rows, "e", "x", itself)
-    assert sorted(r["n"] for r in result.rows("out")) == sorted(forgetful(rows, late, within))
-    assert kept(result) == 0
+@given(found=EVENTS, within=st.sampled_from([1, 9, 200]), way=ways())
+def test_a_key_may_pass_again_when_its_time_is_over(found: Any, within: int, way: Way) -> None:
+    run = ran(way, {"e": rows_of(found)}, SCHEMA, lambda s: s.deduplicate("x", within=within), "late")
+    check_late(run)
+    passed = sql(PASSED.format(within=within), run.arrived("e"))
+    assert sorted(((r["n"],) for r in run.rows("out")), key=repr) == passed
+    assert run.left == 0
 
 
 def test_what_was_seen_is_forgotten_with_time() -> None:
@@ -151,53 +134,50 @@ def test_keys_that_are_functions_do_not_show() -> None:
 # Top
 
 WINDOWS = {
-    "tumbling": (lambda: hf.tumbling("10s"), "e.at // 10 * 10", 10),
-    "sliding": (lambda: hf.sliding("20s", "10s"), "unnest([e.at // 10 * 10 - 10, e.at // 10 * 10])", 20),
+    "tumbling": (lambda: hf.tumbling("10s"), "[a.at // 10 * 10]", 10),
+    "sliding": (lambda: hf.sliding("20s", "10s"), "[a.at // 10 * 10 - 10, a.at // 10 * 10]", 20),
 }
+BEST = """
+    with inside as (select *, unnest({starts}) as w from arrived as a)
+    select k, w, n, row_number() over (partition by w, k order by v {order} nulls last, i) as r from inside
+    where (w + {size}) * 1000000 - 1 > clock qualify r <= {n}
+"""
 
 
 @pytest.mark.parametrize("kind", WINDOWS)
 @QUICK
-@given(found=EVENTS, shuffle=st.integers(0, 99), n=st.integers(1, 4), ascending=st.booleans(), **RUNS)
+@given(found=EVENTS, n=st.integers(1, 4), ascending=st.booleans(), way=ways())
 def test_the_best_of_each_window_are_what_sql_says(
-    kind: str, found: Any, shuffle: int, n: int, ascending: bool, **how: Any
+    kind: str, found: Any, n: int, ascending: bool, way: Way
 ) -> None:
-    window, start, size = WINDOWS[kind]
-    if kind == "sliding":
-        how["lag"] = "90s"  # a record may be late for its first window only: SQL has no word for it
-    how["splits"] = 1  # so that arrival, which decides between equals, is the order of n
-    rows = rows_of(found, shuffle)
-    made, stream = keyed(rows, per_epoch=how["per_epoch"], lag=how["lag"])
-    out = stream.window(window()).top("x", n, by="v", ascending=ascending)
-    result = run(made, out, how, "late")
-    late = {r["n"] for r in result.rows("late")}
-    assert late == behind(result, rows, "e", "x", lambda at: (at // 10 * 10 + size) * S - 1)
-    order = f"w, k order by v {'asc' if ascending else 'desc'} nulls last, n"
-    query = f"""
-        with inside as (select *, {start} as w from e),
-             ranked as (select *, row_number() over (partition by {order}) as r from inside)
-        select k, w, n, r from ranked where r <= {n}
-    """
-    got = [(r["k"], int(r["window_start"].timestamp()), r["n"], r["rank"]) for r in result.rows("out")]
-    assert sorted(got, key=repr) == sql(query, on_time(rows, result.rows("late")))
-    assert kept(result) == 0
+    window, starts, size = WINDOWS[kind]
+    run = ran(
+        way,
+        {"e": rows_of(found)},
+        SCHEMA,
+        lambda s: s.window(window()).top("x", n, by="v", ascending=ascending),
+        "late",
+    )
+    check_late(run, f"select n from arrived as a where (a.at // 10 * 10 + {size}) * 1000000 - 1 <= clock")
+    query = BEST.format(starts=starts, size=size, n=n, order="asc" if ascending else "desc")
+    got = [(r["k"], int(r["window_start"].timestamp()), r["n"], r["rank"]) for r in run.rows("out")]
+    assert sorted(got, key=repr) == sql(query, run.arrived("e"))
+    assert run.left == 0
 
 
 @QUICK
-@given(found=EVENTS, ups=st.tuples(st.booleans(), st.booleans()), **RUNS)
+@given(found=EVENTS, ups=st.tuples(st.booleans(), st.booleans()), way=ways())
 def test_of_several_columns_the_next_decides_where_one_does_not(
-    found: Any, ups: tuple[bool, bool], **how: Any
+    found: Any, ups: tuple[bool, bool], way: Way
 ) -> None:
-    rows = rows_of(found)
-    made, stream = keyed(rows, per_epoch=how["per_epoch"])
-    result = run(made, stream.top("x", 2, by=["v", "at"], ascending=ups), how)
-    last = {(r["k"], r["rank"]): (r["v"], r["at"]) for r in result.rows("out")}
+    run = ran(way, {"e": rows_of(found)}, SCHEMA, lambda s: s.top("x", 2, by=["v", "at"], ascending=ups))
+    last = {(r["k"], r["rank"]): (r["v"], r["at"]) for r in run.rows("out")}
     words = ["asc" if up else "desc" for up in ups]
-    order = f'v {words[0]} nulls last, "at" {words[1]}'
-    query = (
-        f'select k, row_number() over (partition by k order by {order}) as r, v, "at" from e qualify r <= 2'
-    )
-    assert last == {(k, r): (v, t) for k, r, v, t in sql(query, rows)}
+    query = f"""
+        select k, row_number() over (partition by k order by v {words[0]} nulls last, arrived.at {words[1]}) as r,
+        v, arrived.at from arrived qualify r <= 2
+    """
+    assert last == {(k, r): (v, t) for k, r, v, t in sql(query, run.arrived("e"))}
 
 
 @QUICK
@@ -206,32 +186,32 @@ def test_of_several_columns_the_next_decides_where_one_does_not(
     n=st.integers(1, 4),
     ascending=st.booleans(),
     ties=st.sampled_from(["first", "last"]),
-    **RUNS,
+    way=ways(),
 )
 def test_the_best_of_all_are_kept_up_to_date(
-    found: Any, n: int, ascending: bool, ties: str, **how: Any
+    found: Any, n: int, ascending: bool, ties: str, way: Way
 ) -> None:
-    rows = rows_of(found)
-    made, stream = keyed(rows, per_epoch=how["per_epoch"])
-    result = run(made, stream.top("x", n, by="v", ascending=ascending, ties=ties, rank="place"), how)
-    seen: list[Row] = []
+    run = ran(
+        way,
+        {"e": rows_of(found)},
+        SCHEMA,
+        lambda s: s.top("x", n, by="v", ascending=ascending, ties=ties, rank="place"),
+    )
+    order = f"v {'asc' if ascending else 'desc'} nulls last, i {'asc' if ties == 'first' else 'desc'}"
+    query = (
+        f"select k, row_number() over (partition by k order by {order}) as r, n from arrived qualify r <= {n}"
+    )
     shown: dict[Any, list[tuple[int, int]]] = {}
-    tables = result._captured["out"].tables
-    for commit, plan in zip(result.commits, result.plans, strict=True):
-        seen = rows[: len(seen) + sum(p.piece.records for task in plan.tasks for p in task)]
+    for commit in run.commits:
         changed: dict[Any, list[tuple[int, int]]] = {}
-        for row in tables[commit.epoch].to_pylist() if commit.epoch in tables else []:
+        for row in run.shown("out", commit.epoch):
             changed.setdefault(row["k"], []).append((row["place"], row["n"]))
         for key, best in changed.items():
             assert best != shown.get(key), "emitted, and nothing had changed"
         shown.update(changed)
-        order = f"v {'asc' if ascending else 'desc'} nulls last, n {'asc' if ties == 'first' else 'desc'}"
-        query = (
-            f"select k, row_number() over (partition by k order by {order}) as r, n from e qualify r <= {n}"
-        )
-        expected = sql(query, seen)
+        expected = sql(query, [r for r in run.arrived("e") if r["epoch"] <= commit.epoch])
         assert sorted(((k, *one) for k, best in shown.items() for one in best), key=repr) == expected
-    assert kept(result) == sum(map(len, shown.values()))
+    assert run.left == sum(map(len, shown.values()))
 
 
 def test_only_the_best_of_a_window_are_kept() -> None:
@@ -299,11 +279,11 @@ def a_then_b(**more: Any) -> hf.Pattern:
 
 
 FOLLOWED = """
-    with o as (select *, row_number() over (partition by k order by e.at, n) as i from e),
+    with o as (select k, v, n, e.at as t, row_number() over (partition by k order by e.at, i) as i from e),
     first as (
-        select a.k as k, a.n as a, a.i as ai, a.at as at,
-               min(b.i) filter (b.v = 2 and b.at <= a.at + {within}) as bi,
-               min(b.i) filter (b.v = 3 and b.at <= a.at + {within}) as ci
+        select a.k as k, a.n as a, a.i as ai, a.t as t,
+               min(b.i) filter (b.v = 2 and b.t <= a.t + {within}) as bi,
+               min(b.i) filter (b.v = 3 and b.t <= a.t + {within}) as ci
         from o a left join o b on a.k is not distinct from b.k and b.i > a.i
         where a.v = 1 group by all
     )
@@ -316,26 +296,23 @@ FOLLOWED = """
 @QUICK
 @given(
     found=events([1, 1, 2, 2, 3, 4]),
-    shuffle=st.integers(0, 99),
     within=st.sampled_from([1, 15, 100]),
     without=st.booleans(),
-    **RUNS,
+    way=ways(),
 )
 def test_what_follows_in_the_order_of_time_is_what_sql_says(
-    found: Any, shuffle: int, within: int, without: bool, **how: Any
+    found: Any, within: int, without: bool, way: Way
 ) -> None:
-    rows = rows_of(found, shuffle)
-    made, stream = keyed(rows, per_epoch=how["per_epoch"], lag=how["lag"])
-    out = stream.pattern("x", a_then_b(within=within, without=without))
-    result = run(made, out, how, "late", "timeout")
-    assert {r["n"] for r in result.rows("late")} == behind(result, rows, "e", "x", itself)
-    got = [(r["k"], r["first"]["n"], r["second"]["n"], "match") for r in result.rows("out")]
-    lost = [(r["k"], r["first"]["n"], None, r["ended"]) for r in result.rows("timeout")]
-    expected = sql(FOLLOWED.format(within=within, without=without), on_time(rows, result.rows("late")))
+    wanted = a_then_b(within=within, without=without)
+    run = ran(way, {"e": rows_of(found)}, SCHEMA, lambda s: s.pattern("x", wanted), "late", "timeout")
+    check_late(run)
+    got = [(r["k"], r["first"]["n"], r["second"]["n"], "match") for r in run.rows("out")]
+    lost = [(r["k"], r["first"]["n"], None, r["ended"]) for r in run.rows("timeout")]
+    expected = sql(FOLLOWED.format(within=within, without=without), run.arrived("e"))
     assert sorted(got, key=repr) == [e for e in expected if e[3] == "match"]
     ended = [(k, a, None, why) for k, a, _, why in expected if why != "match"]
     assert sorted(lost, key=repr) == sorted(ended, key=repr)
-    assert kept(result) == 0
+    assert run.left == 0
 
 
 def test_a_match_comes_out_when_the_clock_has_passed_its_last_record() -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import collections
 import datetime as dt
-import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,11 +14,14 @@ from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.errors import PipelineError, SchemaError, UserCodeError
+from tests.arrivals import Way, ran, ways
 from tests.unit.time.test_event_time import Script, at
-from tests.unit.time.test_windows_oracle import EVENTS, KINDS, SCHEMA, events_of
+from tests.unit.time.test_windows_oracle import ALLOWED, EVENTS, KINDS, check, events_of
+from tests.unit.time.test_windows_oracle import SCHEMA as TOLD
 
 Row = dict[str, Any]
 BACKENDS = ["heap", "rocksdb"]
+SCHEMA = {"k": str, "at": int, "v": int}
 
 
 class Values(hf.WindowFunction):
@@ -29,6 +30,15 @@ class Values(hf.WindowFunction):
     def process(self, key: Any, window: hf.Window, records: list[Row], ctx: hf.Context) -> Iterator[Row]:
         came = [r["v"] for r in records]
         yield {"k": key if key is None else str(key), "n": len(came), "vs": sorted(came), "came": came}
+
+
+class Numbers(hf.WindowFunction):
+    """Which records a window has, and what aggregates would say of them."""
+
+    def process(self, key: Any, window: hf.Window, records: list[Row], ctx: hf.Context) -> Iterator[Row]:
+        values = [r["v"] for r in records]
+        facts = {"n": len(values), "total": sum(values), "least": min(values)}
+        yield {"k": key, **facts, "ns": sorted(r["n"] for r in records)}
 
 
 class Same(hf.Assigner):
@@ -88,49 +98,26 @@ def epochs(*rows: list[Row], bounded: bool = False) -> Script:
 
 # Beside SQL
 
-WHOLE = {
-    kind: sql.replace(
-        "count(*) as n, sum(v) as total, min(v) as least", "count(*) as n, list(v order by v) as vs"
-    )
-    for kind, (_, sql) in KINDS.items()
-}
 
-
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    drawn=EVENTS,
-    shuffle=st.integers(0, 1000),
-    splits=st.integers(1, 3),
-    per_epoch=st.sampled_from([3, 7, 50]),
-    parallelism=st.sampled_from([1, 2, 4]),
-    backend=st.sampled_from(["heap", "heap", "rocksdb"]),
-)
+@pytest.mark.parametrize("name", ["tumbling", "sliding, uneven and offset", "session"])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(found=EVENTS, way=ways(), allowed=ALLOWED, whole=st.booleans())
 def test_every_window_has_the_records_that_sql_says_once(
-    kind: str, drawn: Any, shuffle: int, splits: int, per_epoch: int, parallelism: int, backend: str
+    name: str, found: Any, way: Way, allowed: int, whole: bool
 ) -> None:
-    events = events_of(drawn)
-    random.Random(shuffle).shuffle(events)
-    source = hf.records(events, splits=splits, per_epoch=per_epoch, schema=SCHEMA)
-    result = over(source, KINDS[kind][0](), lag="200s", parallelism=parallelism, backend=backend)
-    rows = result.rows("out")
-    found = [(*bounds(r), r["n"], tuple(r["vs"])) for r in rows]
-    assert sorted(map(repr, found)) == sorted(repr((*r[:4], tuple(r[4]))) for r in _whole(kind, events))
-    assert collections.Counter((*bounds(r), r["v"]) for r in result.rows("sums")) == collections.Counter(
-        (*bounds(r), sum(r["vs"])) for r in rows
-    )
-    assert result.rows("late") == []
-    for uid in ("values", "reduced"):
-        assert {name: t.num_rows for name, t in result.state(uid).items() if t.num_rows} == {}
+    kind = KINDS[name]
 
+    def build(stream: hf.KeyedStream) -> hf.Stream:
+        windowed = stream.window(Same(kind.window())).allowed_lateness(f"{allowed}s")
+        if whole:
+            return windowed.process("x", Numbers())
+        return windowed.reduce("x", lambda a, b: {**b, "v": a["v"] + b["v"]})
 
-def _whole(kind: str, events: list[Row]) -> list[tuple[Any, ...]]:
-    if not events:
-        return []
-    table = pa.table({c: [e[n] for e in events] for c, n in (("k", "k"), ("t", "at"), ("v", "v"))})
-    con = duckdb.connect()
-    con.register("events", table)
-    return con.execute(WHOLE[kind]).fetchall()
+    run = ran(way, {"e": events_of(found, kind)}, TOLD, build, "late")
+    kept = ("n", "total", "least", "ns") if whole else ("v",)
+    rows = [(*bounds(r), *(r[name] for name in kept)) for r in run.rows("out")]
+    columns = (0, 1, 2, 3, 4, 5, 6) if whole else (0, 1, 2, 4)
+    check(run, rows, kind, allowed, columns=columns, one_by_one=True)
 
 
 # Beside aggregates in batches
@@ -181,6 +168,13 @@ def both_ways(events: list[Row], window: Callable[[], Any], lag: str, lateness: 
     return hf.testing.run(made, **options)
 
 
+IN_BATCHES = ("tumbling", "sliding", "sliding, uneven and offset", "session")
+
+
+def untold(found: list[tuple[Any, int, int]]) -> list[Row]:
+    return [{"k": k, "at": t, "v": v} for k, t, v in found]
+
+
 OPTIONS: dict[str, Any] = {
     "drawn": EVENTS,
     "splits": st.integers(1, 3),
@@ -190,17 +184,17 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.parametrize("kind", IN_BATCHES)
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(**OPTIONS)
 def test_aggregates_are_those_in_batches(kind: str, drawn: Any, **options: Any) -> None:
-    result = both_ways(events_of(drawn), KINDS[kind][0], "200s", "0s", **options)
+    result = both_ways(untold(drawn), KINDS[kind].window, "200s", "0s", **options)
     fast, general = (sorted(map(repr, result.rows(f"{uid}-out"))) for uid in ("fast", "general"))
     assert general == fast
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.parametrize("kind", IN_BATCHES)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     **OPTIONS,
     lag=st.sampled_from(["0s", "5s", "20s"]),
@@ -209,8 +203,8 @@ def test_aggregates_are_those_in_batches(kind: str, drawn: Any, **options: Any) 
 def test_the_same_records_are_late_and_the_last_result_of_each_window_is_the_same(
     kind: str, drawn: Any, lag: str, lateness: str, **options: Any
 ) -> None:
-    events = [{**e, "v": n} for n, e in enumerate(events_of(drawn))]
-    result = both_ways(events, KINDS[kind][0], lag, lateness, **options)
+    events = [{**e, "v": n} for n, e in enumerate(untold(drawn))]
+    result = both_ways(events, KINDS[kind].window, lag, lateness, **options)
     late = {uid: sorted(r["v"] for r in result.rows(f"{uid}-late")) for uid in ("fast", "general")}
     assert late["general"] == late["fast"]
     counts = [collections.Counter[str]() for _ in late]
@@ -590,7 +584,7 @@ def test_the_same_plans_lead_to_the_same_rows_with_any_parallelism() -> None:
         hf.triggers.continuous_event_time("7s"),
         hf.triggers.event_time(early="2s"),
     ]
-    for window, _ in KINDS.values():
+    for window in (KINDS[name].window for name in IN_BATCHES):
         for trigger in triggers:
             made = []
             for parallelism, backend in ((1, "heap"), (2, "rocksdb"), (4, "heap")):

@@ -1,7 +1,9 @@
-"""Windows of aggregates beside DuckDB's SQL over the same events: whatever order they come in, and however they are run."""
+"""Windows of aggregates beside DuckDB's SQL over the same events: however they arrive, and however they are run."""
 
 from __future__ import annotations
 
+import dataclasses
+import datetime as dt
 import random
 from collections.abc import Callable
 from typing import Any
@@ -13,156 +15,281 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
+from holdfast.time.units import MIN_TIME
+from tests.arrivals import Run, Way, ran, ways
 
 Row = dict[str, Any]
+Results = list[tuple[Any, ...]]
+SCHEMA = pa.schema([("k", pa.string()), ("at", pa.int64()), ("v", pa.int64()), ("n", pa.int64())])
+HOUR_S = 3600
+QUICK = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
-TUMBLING = """
-    select k, (t - t % 10) as s, (t - t % 10) + 10 as e, count(*) as n, sum(v) as total, min(v) as least
-    from events group by all
+
+def even(size: int, slide: int, offset: int = 0) -> str:
+    """Each event with each of its windows, which are counted from 1970."""
+    last = f"cast(floor((ts - {offset}) / {slide}) as bigint) * {slide} + {offset}"
+    starts = f"generate_series({last} - ({size} - 1) // {slide} * {slide}, {last}, {slide})"
+    return (
+        f"select *, s + {size} as e from (select *, unnest({starts}) as s from events) where ts < s + {size}"
+    )
+
+
+def days(zone: str, count: int = 1) -> str:
+    """Each event with the days that it is in by the clock on the wall; or so many of them, of which one starts each day."""
+    day = f"date_trunc('day', timezone('{zone}', to_timestamp(ts)))"
+    starts = f"(select *, unnest([{', '.join(f'{day} - interval {n} day' for n in range(count))}]) as d from events)"
+    first, last = f"timezone('{zone}', d)", f"timezone('{zone}', d + interval {count} day)"
+    return f"select *, epoch({first})::bigint as s, epoch({last})::bigint as e from {starts}"
+
+
+RESULTS = """
+    select k, s, e, count(*), sum(v), min(v), list(n order by n) from ({windows})
+    where (e + {lateness}) * 1000000 - 1 > clock group by k, s, e
 """
-SLIDING = """
-    select k, w as s, w + 30 as e, count(*) as n, sum(v) as total, min(v) as least
-    from events, unnest(generate_series(t - t % 10 - 20, t - t % 10, 10)) as g(w) group by all
+LATE = """
+    select n from ({windows}) group by n having max((e + {lateness}) * 1000000 - 1 - clock) <= 0 order by n
 """
-UNEVEN = """
-    select k, w as s, w + 25 as e, count(*) as n, sum(v) as total, min(v) as least
-    from events, unnest(generate_series((t // 10) * 10 - 20, (t // 10) * 10, 10)) as g(w)
-    where t < w + 25 group by all
+SESSIONS = """
+    create or replace temp table sessions as
+    with parts as (
+        select k, s, e, n, total, least, true as solid, had, false as came, ns from kept
+        union all
+        select k, ts, ts + {gap}, 1, v, v, (ts + {gap} + {lateness}) * 1000000 - 1 > clock, false, true, [n]
+        from events where epoch = {epoch}
+    ), cut as (
+        select *, coalesce(s > max(e) over (
+            partition by k order by s, e rows between unbounded preceding and 1 preceding), true) as opens from parts
+    ), told as (
+        select *, sum(opens::int) over (partition by k order by s, e rows unbounded preceding) as id from cut
+    )
+    select k, min(s) as s, max(e) as e, sum(n) as n, sum(total) as total, min(least) as least, bool_or(solid) as solid,
+        bool_or(had) as had, bool_or(came) as came, list_sort(flatten(list(ns))) as ns, max(e) * 1000000 - 1 <= {after} as ended
+    from told group by k, id
 """
-SESSION = """
-    with cut as (
-        select *, case when t - lag(t) over (partition by k order by t) <= 7 then 0 else 1 end as opens from events
-    ), told as (select *, sum(opens) over (partition by k order by t rows unbounded preceding) as id from cut)
-    select k, min(t) as s, max(t) + 7 as e, count(*) as n, sum(v) as total, min(v) as least from told group by k, id
+KEPT = """
+    create or replace temp table kept as select k, s, e, n, total, least, ended as had, ns from sessions
+    where solid and (e + {lateness}) * 1000000 - 1 > {after}
 """
-KINDS: dict[str, tuple[Callable[[], Any], str]] = {
-    "tumbling": (lambda: hf.tumbling("10s"), TUMBLING),
-    "sliding": (lambda: hf.sliding("30s", "10s"), SLIDING),
-    "uneven": (lambda: hf.sliding("25s", "10s"), UNEVEN),
-    "session": (lambda: hf.session("7s"), SESSION),
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """Windows, and SQL for them: of each event its windows, or how far a session goes on after it."""
+
+    window: Callable[[], Any]
+    windows: str = ""
+    gap: str = ""
+    base_s: int = 0
+    unit_s: int = 1
+
+
+def around(day: dt.datetime) -> dict[str, int]:
+    """Two and a half days around a day, in half hours."""
+    return {"base_s": int(day.timestamp()) - 30 * HOUR_S, "unit_s": HOUR_S // 2}
+
+
+UTC = dt.timezone.utc
+KINDS = {
+    "tumbling": Kind(lambda: hf.tumbling("10s"), even(10, 10)),
+    "tumbling, offset": Kind(lambda: hf.tumbling("10s", offset="3s"), even(10, 10, 3)),
+    "sliding": Kind(lambda: hf.sliding("30s", "10s"), even(30, 10)),
+    "sliding, uneven and offset": Kind(lambda: hf.sliding("25s", "10s", offset="4s"), even(25, 10, 4)),
+    "sliding, with gaps": Kind(lambda: hf.sliding("6s", "10s"), even(6, 10)),
+    "days in Seoul, spring of 1988": Kind(
+        lambda: hf.tumbling("1d", zone="Asia/Seoul"),
+        days("Asia/Seoul"),
+        **around(dt.datetime(1988, 5, 8, tzinfo=UTC)),
+    ),
+    "days in New York, November": Kind(
+        lambda: hf.tumbling("1d", zone="America/New_York"),
+        days("America/New_York"),
+        **around(dt.datetime(2024, 11, 3, tzinfo=UTC)),
+    ),
+    "two days in New York, March": Kind(
+        lambda: hf.sliding("2d", "1d", zone="America/New_York"),
+        days("America/New_York", 2),
+        **around(dt.datetime(2024, 3, 10, tzinfo=UTC)),
+    ),
+    "session": Kind(lambda: hf.session("7s"), gap="7"),
+    "session, dynamic": Kind(lambda: hf.session(lambda r: abs(r["v"]) + 2), gap="(abs(v) + 2)"),
 }
 
 
-def truth(sql: str, events: list[Row]) -> set[tuple[Any, ...]]:
-    if not events:
-        return set()
-    table = pa.table({c: [e[n] for e in events] for c, n in (("k", "k"), ("t", "at"), ("v", "v"))})
-    con = duckdb.connect()
-    con.register("events", table)
-    return set(con.execute(sql).fetchall())
+class Oracle:
+    """DuckDB, with the events as they arrived at the windows."""
 
+    def __init__(self, events: list[Row], kind: Kind, lateness: int) -> None:
+        self._kind, self._lateness = kind, lateness
+        self._con = duckdb.connect()
+        self._con.execute("set TimeZone = 'UTC'")
+        more = [("i", pa.int64()), ("clock", pa.int64()), ("epoch", pa.int64())]
+        table = pa.Table.from_pylist(events, pa.schema([*SCHEMA, *more]))
+        self._con.register("events", table.rename_columns({"at": "ts"}))
 
-def build(
-    events: list[Row], window: Any, *, splits: int, per_epoch: int, lag: str, lateness: str = "0s"
-) -> hf.Pipeline:
-    made = hf.Pipeline("windows")
-    stream = made.read("in", hf.records(events, splits=splits, per_epoch=per_epoch, schema=SCHEMA))
-    timed = stream.event_time("at", unit="s", out_of_order=lag).key_by("k")
-    out = (
-        timed.window(window)
-        .allowed_lateness(lateness)
-        .aggregate("w", n=hf.count(), total=hf.sum("v"), least=hf.min("v"))
-    )
-    out.write("out", hf.memory())
-    out.side("late").write("late", hf.memory())
-    return made
+    def _ask(self, text: str, **facts: Any) -> Results:
+        text = text.format(windows=self._kind.windows, gap=self._kind.gap, lateness=self._lateness, **facts)
+        return self._con.execute(text).fetchall()
 
+    def fixed(self) -> tuple[Results, list[int]]:
+        """The last result of each window, and the events that were late for all of theirs."""
+        return self._ask(RESULTS), [n for (n,) in self._ask(LATE)]
 
-SCHEMA = {"k": str, "at": int, "v": int}
+    def sessions(self, run: Run) -> tuple[Results, list[int]]:
+        """All results, and the events that were late.
+
+        Which sessions there are depends on what was forgotten before, so SQL is asked once for each epoch.
+        """
+        found: Results = []
+        late: list[int] = []
+        self._ask(
+            "create temp table kept "
+            "(k varchar, s bigint, e bigint, n bigint, total bigint, least bigint, had bool, ns bigint[])"
+        )
+        for commit in run.commits:
+            after = commit.clocks.get("x", MIN_TIME)
+            self._ask(SESSIONS, epoch=commit.epoch, after=after)
+            found += self._ask(
+                "select k, s, e, n, total, least, ns from sessions where solid and ended and (came or not had)"
+            )
+            late += [n for (lost,) in self._ask("select ns from sessions where not solid") for n in lost]
+            self._ask(KEPT, after=after)
+        return found, sorted(late)
 
 
 def seconds(row: Row) -> tuple[Any, ...]:
-    start, end = (
-        int(row[n].timestamp()) if row[n].tzinfo else _utc(row[n]) for n in ("window_start", "window_end")
-    )
+    bounds = [row[n] if row[n].tzinfo else row[n].replace(tzinfo=UTC) for n in ("window_start", "window_end")]
+    start, end = (int(at.timestamp()) for at in bounds)
     return row["k"], start, end, row["n"], row["total"], row["least"]
 
 
-def _utc(naive: Any) -> int:
-    import datetime as dt
+def dense(seed: int, count: int) -> list[tuple[Any, int, int]]:
+    """Events close enough to share windows: what Hypothesis draws by itself seldom are."""
+    rng = random.Random(seed)
+    return [(rng.choice(["a", "b", None]), rng.randrange(120), rng.randint(-5, 5)) for _ in range(count)]
 
-    return int(naive.replace(tzinfo=dt.timezone.utc).timestamp())
 
-
-EVENTS = st.lists(
-    st.tuples(st.sampled_from(["a", "b", "c", None]), st.integers(0, 200), st.integers(-5, 5)), max_size=60
+EVENTS = st.one_of(
+    st.builds(dense, st.integers(0, 9999), st.integers(20, 60)),
+    st.lists(st.tuples(st.sampled_from(["a", None]), st.integers(0, 120), st.integers(-5, 5)), max_size=12),
 )
 
 
-def events_of(drawn: list[tuple[Any, int, int]]) -> list[Row]:
-    return [{"k": k, "at": at, "v": v} for k, at, v in drawn]
+ALLOWED = st.sampled_from([0, 0, 8, 50])
+"""How late a record may be."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    drawn=EVENTS,
-    shuffle=st.integers(0, 1000),
-    splits=st.integers(1, 3),
-    per_epoch=st.sampled_from([3, 7, 50]),
-    parallelism=st.sampled_from([1, 2, 4]),
-    backend=st.sampled_from(["heap", "heap", "rocksdb"]),
-)
-def test_with_time_enough_every_window_is_what_sql_says_once(
-    kind: str, drawn: Any, shuffle: int, splits: int, per_epoch: int, parallelism: int, backend: str
+def aggregate(window: Any, lateness_s: int) -> Callable[[hf.KeyedStream], hf.Stream]:
+    def build(stream: hf.KeyedStream) -> hf.Stream:
+        windowed = stream.window(window).allowed_lateness(f"{lateness_s}s")
+        return windowed.aggregate("x", n=hf.count(), total=hf.sum("v"), least=hf.min("v"))
+
+    return build
+
+
+def events_of(found: list[tuple[Any, int, int]], kind: Kind) -> list[Row]:
+    return [
+        {"k": k, "at": kind.base_s + t * kind.unit_s, "v": v, "n": n, "t": t}
+        for n, (k, t, v) in enumerate(found)
+    ]
+
+
+def check(
+    run: Run,
+    rows: Results,
+    kind: Kind,
+    lateness_s: int,
+    *,
+    columns: tuple[int, ...],
+    one_by_one: bool = False,
 ) -> None:
-    window, sql = KINDS[kind]
-    events = events_of(drawn)
-    random.Random(shuffle).shuffle(events)
-    pipeline = build(events, window(), splits=splits, per_epoch=per_epoch, lag="200s")
-    result = hf.testing.run(pipeline, parallelism=parallelism, backend=backend)
-    rows = [seconds(r) for r in result.rows("out")]
-    assert len(rows) == len(set(rows))
-    assert set(rows) == truth(sql, events)
-    assert result.rows("late") == []
-    assert sum(sum(c.late.values()) for c in result.commits) == 0
+    """Hold results, and what was late, against SQL; of its columns those that the results have.
+
+    Record by record, each late one shows what its session is by then: at the end of its epoch there is a greater one.
+    """
+    oracle = Oracle(run.arrived("e"), kind, lateness_s)
+    results, late = oracle.sessions(run) if kind.gap else oracle.fixed()
+    expected = [tuple(r[c] for c in columns) for r in results]
+    if not kind.gap:
+        last = {row[:3]: row for row in rows}
+        assert lateness_s or len(rows) == len(last), "a window had two results"
+        assert sorted(last.values(), key=repr) == sorted(expected, key=repr)
+    else:
+        early = [row for row in rows if row not in expected] if one_by_one and lateness_s else []
+        assert sorted(rows, key=repr) == sorted([*expected, *early], key=repr)
+        assert all(any(k == r[0] and r[1] <= s and e <= r[2] for r in results) for k, s, e, *_ in early)
+    assert sorted(r["n"] for r in run.rows("late")) == late
+    assert run.late == len(late)
+    assert run.left == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    drawn=EVENTS,
-    splits=st.integers(1, 3),
-    per_epoch=st.sampled_from([2, 5, 9]),
-    lag=st.sampled_from(["0s", "5s", "20s"]),
-    lateness=st.sampled_from(["0s", "8s", "50s"]),
-    parallelism=st.sampled_from([1, 3]),
-    backend=st.sampled_from(["heap", "heap", "rocksdb"]),
-)
-def test_what_is_late_comes_out_at_the_side_and_the_rest_is_what_sql_says(
-    kind: str,
-    drawn: Any,
-    splits: int,
-    per_epoch: int,
-    lag: str,
-    lateness: str,
-    parallelism: int,
-    backend: str,
+@pytest.mark.parametrize("name", KINDS)
+@QUICK
+@given(found=EVENTS, way=ways(), allowed=ALLOWED)
+def test_windows_are_what_sql_says_of_what_was_not_late(
+    name: str, found: list[tuple[Any, int, int]], way: Way, allowed: int
 ) -> None:
-    window, sql = KINDS[kind]
-    events = [{**e, "v": n} for n, e in enumerate(events_of(drawn))]
-    pipeline = build(events, window(), splits=splits, per_epoch=per_epoch, lag=lag, lateness=lateness)
-    result = hf.testing.run(pipeline, parallelism=parallelism, backend=backend)
-    late = result.rows("late")
-    assert sum(c.late.get("w", 0) for c in result.commits) == len(late)
-    lost = {r["v"] for r in late}
-    assert len(lost) == len(late), "a record came out as late twice"
-    kept = [e for e in events if e["v"] not in lost]
-    final = {r[:3]: r for r in map(seconds, result.rows("out"))}
-    if kind == "session":  # a session that has had its result may grow: its earlier result stays
-        assert truth(sql, kept) <= set(final.values())
-    elif kind == "tumbling":
-        assert set(final.values()) == truth(sql, kept)
-    else:  # a record may be too late for its first windows only: those lack it
-        assert {r[:3] for r in final.values()} >= {r[:3] for r in truth(sql, kept) if r[2] > 200}
+    kind = KINDS[name]
+    lateness_s = allowed * kind.unit_s
+    build = aggregate(kind.window(), lateness_s)
+    run = ran(way, {"e": events_of(found, kind)}, SCHEMA, build, "late", unit_s=kind.unit_s)
+    rows = [seconds(r) for r in run.rows("out")]
+    check(run, rows, kind, lateness_s, columns=(0, 1, 2, 3, 4, 5), one_by_one="dynamic" in name)
+
+
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_silence_and_death_are_not_only_drawn(backend: str) -> None:
+    way = Way(
+        seed=3,
+        splits=3,
+        per_step=6,
+        disorder=9,
+        lag=9,
+        silent=0.5,
+        holds=True,
+        idle_after="1s",
+        declares=False,
+        parallelism=2,
+        backend=backend,
+        dies_in=3,
+        lost=frozenset({0, 1}),
+        away_ms=60_000,
+        checkpoint="never",
+    )
+    events = [{"k": k, "at": t, "v": v, "n": n, "t": t} for n, (k, t, v) in enumerate(dense(1, 45))]
+    runs = [
+        ran(one, {"e": events}, SCHEMA, aggregate(hf.tumbling("10s"), 0), "late")
+        for one in (way, dataclasses.replace(way, dies_in=None))
+    ]
+    assert [run.lacking for run in runs] == [2, 0]
+    assert [c.generation for c in runs[0].commits][1:4] == [1, 2, 2]
+    assert all(any(plan.idle for plan in run.plans) and run.late for run in runs)
+    assert runs[0].plans[3].now_ms - runs[0].plans[2].now_ms == 60_000
+    assert runs[0].arrived("e")[:18] == runs[1].arrived("e")[:18], (
+        "the plan of the epoch in which it died stands"
+    )
+
+
+def test_the_days_on_which_clocks_change_are_among_the_windows() -> None:
+    hours = {}
+    for name, kind in KINDS.items():
+        if kind.base_s:
+            events = [{"k": "a", "at": kind.base_s + t * kind.unit_s, "v": 1, "n": t} for t in range(120)]
+            oracle = Oracle([{**e, "i": 0, "clock": 0, "epoch": 1} for e in events], kind, 0)
+            hours[name] = sorted({(end - start) // HOUR_S for _, start, end, *_ in oracle.fixed()[0]})
+    assert list(hours.values()) == [[23, 24], [24, 25], [47, 48]]
 
 
 def test_the_same_plans_lead_to_the_same_bytes_with_any_parallelism() -> None:
-    events = [{"k": f"k{i % 17}", "at": (i * 7919) % 300, "v": i} for i in range(400)]
-    for window, _ in KINDS.values():
+    events = [{"k": f"k{i % 17}", "at": (i * 7919) % 300, "v": i, "n": i} for i in range(400)]
+    for name in ("tumbling", "sliding", "session"):
         made = []
         for parallelism in (1, 2, 4):
-            pipeline = build(events, window(), splits=2, per_epoch=40, lag="20s", lateness="10s")
+            pipeline = hf.Pipeline("windows")
+            source = hf.records(events, splits=2, per_epoch=40, schema=SCHEMA)
+            stream = pipeline.read("in", source).event_time("at", unit="s", out_of_order="20s").key_by("k")
+            out = aggregate(KINDS[name].window(), 10)(stream)
+            out.write("out", hf.memory())
+            out.side("late").write("late", hf.memory())
             result = hf.testing.run(pipeline, parallelism=parallelism)
             made.append((result.rows("out"), result.rows("late")))
         assert made[0] == made[1] == made[2]
