@@ -16,8 +16,8 @@ from typing import Any
 
 from holdfast.errors import HoldfastError
 from tests import victim
+from tests.crashes import check
 from tests.drivers import Life, live
-from tests.spark.test_crash_points import check
 from tests.spark.test_equals_runner import sinks_in
 
 PLACES = {"plan": "dir/log", "state": "dir/state", "output": "out", "checkpoint": "dir/checkpoints"}

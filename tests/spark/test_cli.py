@@ -178,6 +178,7 @@ def test_sigterm_finishes_the_epoch_and_the_next_run_goes_on(folder: Path) -> No
     assert sorted(r["twice"] for r in rows) == list(range(0, 2 * records, 2))
 
 
+@pytest.mark.slow
 def test_a_second_run_is_refused_with_the_first_ones_process_and_take_over_ends_the_first(
     folder: Path,
 ) -> None:

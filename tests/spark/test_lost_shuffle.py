@@ -58,8 +58,15 @@ def options(spark: Any, folder: Path, backend: str) -> dict[str, Any]:
     return {**given, "max_records": PER_EPOCH, "checkpoint": "never", "trim_log": False, "drain": True}
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
-@pytest.mark.parametrize("task", ["second-0", "second-1"])
+@pytest.mark.parametrize(
+    ("task", "backend"),
+    [
+        ("second-0", "heap"),
+        ("second-1", "rocksdb"),
+        pytest.param("second-0", "rocksdb", marks=pytest.mark.slow),
+        pytest.param("second-1", "heap", marks=pytest.mark.slow),
+    ],
+)
 def test_keyed_shards_that_have_sealed_run_again_when_what_they_sent_is_lost(
     spark: Any, tmp_path: Path, task: str, backend: str
 ) -> None:

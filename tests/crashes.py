@@ -1,0 +1,126 @@
+"""A driver that is killed, or frozen, replaced and woken, at a named step; and what must have come of it."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import holdfast as hf
+from holdfast.checkpoint.catalog import Catalog
+from holdfast.faults.points import DRIVER_POINTS
+from holdfast.log.journal import Journal
+from tests import victim
+from tests.spark.test_equals_runner import bytes_in, sinks_in
+
+BACKENDS = ["heap", "rocksdb"]
+MATRIX = [(point, backend) for point in DRIVER_POINTS for backend in BACKENDS]
+FIRST_LIFE = 9
+LOST = ("second", 1)
+"""A shard behind another keyed stage: to rebuild it, that stage replays on scratch copies."""
+
+
+def start(folder: Path, backend: str, *more: str, **environment: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.victim", str(folder), backend, *more],
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def run(folder: Path, backend: str, *more: str) -> None:
+    process = start(folder, backend, *more)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors.decode()[-3000:]
+
+
+def first_life(folder: Path, backend: str, *more: str) -> None:
+    """Nine epochs, over the in-process runner as nothing happens in them, and then a host's disk loses a shard.
+
+    By then deltas were merged, so that the first checkpoint of the next life has files of the one before to delete.
+    """
+    run(folder, backend, str(FIRST_LIFE), *more)
+    uid, shard = LOST
+    shutil.rmtree(folder / "dir" / "state" / "generated" / uid / f"{shard:05d}")
+
+
+def check(folder: Path) -> None:
+    """Output and state changes are those of a run without faults over the same plans."""
+    check_state(folder, sinks_in(folder / "runner"))
+    assert bytes_in(folder / "ours") == bytes_in(folder / "runner")
+
+
+def check_state(folder: Path, sinks: dict[str, hf.Sink]) -> None:
+    """State changes are those of such a run, which writes to these sinks."""
+    journal = Journal.at(folder / "dir")
+    assert journal.last_epoch() == victim.EPOCHS
+    plans = [journal.plan(e) for e in range(1, victim.EPOCHS + 1)]
+    expected = hf.testing.run(
+        victim.RECIPE.build(sinks),
+        parallelism=2,
+        plans=[p for p in plans if p],
+        capture=False,
+        directory=folder / "oracle",
+    )
+    for epoch, commit in enumerate(expected.commits, start=1):
+        ours = journal.commit(epoch)
+        assert ours is not None
+        for uid, shards in commit.shards.items():
+            assert [s.sealed.digest for s in ours.shards[uid]] == [s.sealed.digest for s in shards]
+
+
+def check_store(folder: Path) -> None:
+    """Every file that a completed checkpoint names is in the store, and is what was uploaded."""
+    store = folder / "dir" / "checkpoints"
+    completed = Catalog(Journal.at(folder / "dir")).completed()
+    assert completed, "there is no checkpoint"
+    for checkpoint in completed:
+        for file in checkpoint.files:
+            data = (store / file.key).read_bytes() if (store / file.key).exists() else None
+            assert data is not None, f"checkpoint {checkpoint.number} lacks {file.key}"
+            assert (len(data), zlib.crc32(data)) == (file.size_bytes, file.crc32), file.key
+
+
+def crash(folder: Path, backend: str, point: str, *more: str) -> None:
+    first_life(folder, backend)
+    process = start(folder, backend, *more, HOLDFAST_CRASH_AT=point)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL, f"{point} was not reached: {errors.decode()[-2000:]}"
+    check_store(folder)
+    run(folder, backend, *more)
+    check(folder)
+    check_store(folder)
+
+
+def freeze(folder: Path, backend: str, point: str, *more: str) -> None:
+    first_life(folder, backend)
+    frozen = start(folder, backend, *more, HOLDFAST_FREEZE_AT=point)
+    try:
+        _, status = os.waitpid(frozen.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status), f"{point} was not reached: {os.waitstatus_to_exitcode(status)}"
+        check_store(folder)
+        run(folder, backend, *more)
+        if "trim" in more:
+            assert FIRST_LIFE + 1 not in Journal.at(folder / "dir").epochs(), "its epoch is still in the log"
+        else:
+            check(folder)
+        check_store(folder)
+        before = (bytes_in(folder / "ours"), bytes_in(folder / "dir" / "log" / "commits"))
+        os.killpg(frozen.pid, signal.SIGCONT)
+        _, errors = frozen.communicate(timeout=60)
+        assert frozen.returncode == 5, (
+            f"the woken driver did not see that it was replaced: {errors.decode()[-2000:]}"
+        )
+        assert (bytes_in(folder / "ours"), bytes_in(folder / "dir" / "log" / "commits")) == before
+        check_store(folder)  # the woken one has deleted nothing that is needed
+    finally:
+        if frozen.poll() is None:
+            os.killpg(frozen.pid, signal.SIGKILL)
+            frozen.wait()
+    run(folder, backend)  # and nothing that it left behind hurts the next life
+    assert bytes_in(folder / "ours") == before[0]
+    check_store(folder)
