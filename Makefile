@@ -10,7 +10,7 @@ NONE_IS_FINE := || test $$? = 5
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check bench docs lock format clean
+.PHONY: help setup demo test test-slow explore check bench docs lock format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ test: setup ## unit, spark and cluster tests that take seconds (PYTEST_ARGS="-k 
 
 test-slow: setup ## the tests that take minutes
 	@$(PYTEST) -m slow $(PYTEST_ARGS)
+
+explore: setup ## unit tests with other examples each time; what they find becomes a test of its own
+	@HYPOTHESIS_PROFILE=explore $(PYTEST) -m "not slow" -n 2 --dist loadfile tests/unit $(PYTEST_ARGS)
 
 check: setup ## lint, format, types and documentation, as CI checks them
 	@$(BIN)/ruff check .

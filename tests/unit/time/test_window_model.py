@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import collections
 import dataclasses
 from typing import Any
@@ -85,7 +86,7 @@ class Model:
     def add(self, row: Row, window: hf.Window) -> None:
         into = self.merged(window) if self.assigner.merging else None
         into = into or next((o for o in self.open if o.window == window), None) or self.made(window)
-        into.records.append(row["v"])
+        bisect.insort(into.records, row["v"])  # by arrival, whichever came to it first
         self.follow(into, self.trigger.on_record(row, row["at"] * 1_000_000, into.window, into))
 
     def made(self, window: hf.Window) -> Held:
