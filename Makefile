@@ -35,7 +35,7 @@ check: setup ## lint, format, types and documentation, as CI checks them
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(MKDOCS) build --strict --quiet
+	@told=$$($(MKDOCS) build --strict 2>&1) || { echo "$$told"; exit 1; }  # --quiet would hide what strict is about
 
 bench: setup ## the throughput benchmark, in its quick form
 	@$(BIN)/python -m bench throughput --quick
