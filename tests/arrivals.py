@@ -173,6 +173,7 @@ class _Mortal(Waiting):
     def __init__(self, program: Program, clock: _Clock, dies_in: int | None) -> None:
         super().__init__(program)
         self._clock, self._dies_in = clock, dies_in
+        self.home = Path(program.state_root) / program.home
 
     def run(self, plan: Any, header: Any) -> Any:
         reports = super().run(plan, header)
@@ -293,14 +294,14 @@ def _in_two_lives(
     except Died:
         runners[0].close()  # the state's files are let go of, as by a process that is gone
         for shard in way.lost:
-            shutil.rmtree(folder / "state" / made.name / "x" / f"{shard:05d}", ignore_errors=True)
+            shutil.rmtree(runners[0].home / "x" / f"{shard:05d}", ignore_errors=True)
     dies_in = None
     clock.now_ms += way.away_ms
     second = life()
     runners[-1].close()
     epochs = range(1, second.driver.last_epoch + 1)
     plans, commits = ([read(e) for e in epochs] for read in (second.journal.plan, second.journal.commit))
-    left = _left(Path(second.program.state_root), made.name, commits)
+    left = _left(Path(second.program.state_root), second.program.home, commits)
     lacking = 0 if second.recovery.last is None else second.recovery.last.lacking
     return Run(sinks, sources, plans, commits, left, lacking)
 

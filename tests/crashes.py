@@ -13,6 +13,7 @@ from holdfast.checkpoint.catalog import Catalog
 from holdfast.faults.points import DRIVER_POINTS
 from holdfast.log.journal import Journal
 from tests import victim
+from tests.drivers import state_in
 from tests.spark.test_equals_runner import bytes_in, sinks_in
 
 BACKENDS = ["heap", "rocksdb"]
@@ -45,7 +46,7 @@ def first_life(folder: Path, backend: str, *more: str) -> None:
     """
     run(folder, backend, str(FIRST_LIFE), *more)
     uid, shard = LOST
-    shutil.rmtree(folder / "dir" / "state" / "generated" / uid / f"{shard:05d}")
+    shutil.rmtree(state_in(folder / "dir") / uid / f"{shard:05d}")
 
 
 def check(folder: Path) -> None:

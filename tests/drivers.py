@@ -60,8 +60,9 @@ def make(
     if journal.identity() is None:
         journal.create_identity(msgspec.structs.replace(identity, id=secrets.token_hex(4)))
     journal.take(operators=identity.operators)
-    url = checkpoint_url(settings, str(directory), journal.identity() or identity)
-    program = build_program(stages, settings, parallelism, str(directory), url)
+    made_as = journal.identity() or identity
+    url = checkpoint_url(settings, str(directory), made_as)
+    program = build_program(stages, settings, parallelism, str(directory), url, made_as)
     facts: list[EpochFacts] = []
     outcomes: list[Outcome] = []
     made = runner(program)
@@ -118,3 +119,10 @@ def live(pipeline: hf.Pipeline, directory: Path, **given: Any) -> Life:
     life.driver.start()
     life.driver.run()
     return life
+
+
+def state_in(directory: Path) -> Path:
+    """Where a directory's own state is."""
+    identity = Journal.at(directory).identity()
+    assert identity is not None
+    return directory / "state" / identity.home

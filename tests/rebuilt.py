@@ -40,7 +40,7 @@ def check(build: Build, outputs: Collection[str], life: Life, folder: Path) -> N
 def rebuilt(build: Build, operators: Collection[str], whole: str, folder: Path, **options: Any) -> Life:
     """A life of six epochs, the loss of a shard of each operator and of all of one, and the life after it."""
     first = live(build(sinks_in(folder / "ours")), folder / "dir", epochs=6, **LOSSES, **options)
-    root = Path(first.program.state_root) / first.program.name
+    root = Path(first.program.state_root) / first.program.home
     for uid in operators:
         shutil.rmtree(root / uid / "00001", ignore_errors=True)
     shutil.rmtree(root / whole / "00000", ignore_errors=True)

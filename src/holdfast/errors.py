@@ -19,6 +19,7 @@
     ├── UserCodeError          a function of the user's raised
     ├── CallError              a call of the outside world failed, or was not answered in time
     ├── StateError             state can't be read, written or held
+    │   ├── StateTypeError     a function stored what its state is not declared for
     │   ├── MemoryLimitError   the heap backend would pass its limit
     │   ├── StateLostError     a committed version is on no host and in no checkpoint
     │   ├── CheckpointError    too many checkpoints in a row have failed
@@ -58,6 +59,7 @@ __all__ = [
     "SourceChangedError",
     "StateError",
     "StateLostError",
+    "StateTypeError",
     "UidError",
     "UserCodeError",
 ]
@@ -213,6 +215,12 @@ class StateError(HoldfastError):
     """State can't be read, written or held."""
 
     exit_code = 8
+
+
+class StateTypeError(StateError):
+    """A function stored a value that does not fit the type its state is declared with."""
+
+    exit_code = UserCodeError.exit_code
 
 
 class MemoryLimitError(StateError):

@@ -12,6 +12,7 @@ from holdfast.config import Settings
 from holdfast.engine.session import make_session
 from holdfast.faults.cluster import Cluster
 from holdfast.log.journal import Journal
+from tests.drivers import state_in
 from tests.pipelines import Recipe
 from tests.spark.test_equals_runner import bytes_in, sinks_in
 
@@ -65,9 +66,10 @@ def test_every_shard_stays_on_its_executor_and_in_its_worker_for_fifty_epochs(
                 assert len(workers) == 1, f"{uid} {shard} changed its worker: {workers}"
         hosts = {s.host.partition(":")[2] for c in commits if c for s in c.shards[uid]}
         assert hosts == {str(cluster.state_root(0)), str(cluster.state_root(1))}
+    home = state_in(tmp_path / "dir")
     for host in (0, 1):
-        assert os.listdir(cluster.state_root(host) / "generated" / "first")
-    assert not (tmp_path / "dir" / "state" / "generated").exists()
+        assert os.listdir(cluster.state_root(host) / home.name / "first")
+    assert not home.exists()
 
     plans = [journal.plan(e) for e in range(1, EPOCHS + 1)]
     hf.testing.run(

@@ -13,6 +13,7 @@ import pytest
 import holdfast as hf
 from holdfast.log.journal import Journal
 from tests import asking
+from tests.drivers import state_in
 from tests.injected import injected
 from tests.spark.test_equals_runner import bytes_in
 
@@ -58,7 +59,7 @@ def test_the_driver_is_killed_and_state_is_lost_and_only_the_undecided_epoch_ask
 ) -> None:
     assert life(tmp_path, HOLDFAST_CRASH_AT="commit.before_record@9") == -signal.SIGKILL
     assert Journal.at(tmp_path / "dir").last_epoch() == 8
-    shutil.rmtree(tmp_path / "dir" / "state" / "asking" / "second" / "00001")
+    shutil.rmtree(state_in(tmp_path / "dir") / "second" / "00001")
     assert life(tmp_path) == 0
     undecided = range(40, 45), range(100, 105)  # what the ninth epoch takes of each split
     once = [n for n in range(120) for _ in range(2)]

@@ -11,6 +11,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.log.journal import Journal
+from tests.drivers import state_in
 from tests.spark.test_equals_runner import bytes_in
 from tests.windowed import build, sinks_in
 
@@ -30,8 +31,8 @@ def test_windows_timers_and_two_inputs_are_as_in_the_runner_after_a_loss(
         "trim_log": False,
     }
     build(sinks_in(tmp_path / "ours")).run(spark=spark, epochs=5, checkpoint_on_stop=False, **options)
-    shutil.rmtree(tmp_path / "dir" / "state" / "windowed" / "totals" / "00001")
-    shutil.rmtree(tmp_path / "dir" / "state" / "windowed" / "quiet" / "00000")
+    shutil.rmtree(state_in(tmp_path / "dir") / "totals" / "00001")
+    shutil.rmtree(state_in(tmp_path / "dir") / "quiet" / "00000")
     build(sinks_in(tmp_path / "ours")).run(spark=spark, **options)
     journal = Journal.at(tmp_path / "dir")
     plans = [journal.plan(e) for e in range(1, journal.last_epoch() + 1)]

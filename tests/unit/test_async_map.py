@@ -104,7 +104,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def lose(life: Life, uid: str, shard: int) -> None:
-    shutil.rmtree(Path(life.program.state_root) / life.program.name / uid / f"{shard:05d}")
+    shutil.rmtree(Path(life.program.state_root) / life.program.home / uid / f"{shard:05d}")
 
 
 def check(life: Life, folder: Path) -> None:
@@ -645,7 +645,7 @@ def test_whatever_is_lost_whenever_the_runner_agrees(
             summed(world, folder / "ours", per_epoch=per_epoch), folder / "dir", epochs=stop, **options
         )
         for uid, shard in lost:
-            path = Path(first.program.state_root) / first.program.name / uid / f"{shard:05d}"
+            path = Path(first.program.state_root) / first.program.home / uid / f"{shard:05d}"
             shutil.rmtree(path, ignore_errors=True)
         second = live(summed(world, folder / "ours", per_epoch=per_epoch), folder / "dir", **options)
         assert world.calls == 2 * len(NUMBERS)

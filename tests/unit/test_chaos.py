@@ -26,7 +26,7 @@ from holdfast.io.base import Range
 from holdfast.log.journal import Journal
 from holdfast.log.records import Commit, Plan, PlannedRange, ShardCommit
 from holdfast.state.shard import Sealed
-from tests.drivers import live
+from tests.drivers import live, state_in
 
 
 def test_the_same_seed_draws_the_same_faults_and_moments() -> None:
@@ -178,7 +178,7 @@ def test_state_that_is_gone_or_another_is_different(lived: Path) -> None:
     file.write_bytes(msgspec.json.encode(wrong))
     assert judged(lived).different_states == 1
     file.write_bytes(msgspec.json.encode(commit))
-    shutil.rmtree(lived / "dir" / "state" / "counted" / "counts" / "00001")
+    shutil.rmtree(state_in(lived / "dir") / "counts" / "00001")
     assert judged(lived).different_states == 1
 
 

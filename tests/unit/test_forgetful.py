@@ -168,7 +168,7 @@ def test_a_record_is_there_once_put_if_absent_returned(root: Path, disk: Forgetf
     assert not again.put_if_absent("plans/1", b"other")
 
 
-@pytest.mark.parametrize("look", ["list", "put_if_absent"])
+@pytest.mark.parametrize("look", ["list", "get", "put_if_absent"])
 def test_a_record_that_a_dead_driver_did_not_sync_is_synced_before_it_is_believed(
     root: Path, disk: ForgetfulDisk, monkeypatch: pytest.MonkeyPatch, look: str
 ) -> None:
@@ -183,6 +183,8 @@ def test_a_record_that_a_dead_driver_did_not_sync_is_synced_before_it_is_believe
     next_driver = LocalStore(root)
     if look == "list":
         assert next_driver.list("plans") == ["1", "2"]
+    elif look == "get":
+        assert next_driver.get("plans/2") == b"plan"
     else:
         assert not next_driver.put_if_absent("plans/2", b"other")
     disk.power_failure()

@@ -105,7 +105,7 @@ def test_state_of_the_future_is_refused_and_neither_rebuilt_nor_changed(tmp_path
     commit = life.journal.commit(3)
     assert commit is not None
     stamp = commit.shards["count"][0].sealed.stamp
-    folder = tmp_path / "state" / "counted" / "count" / "00000"
+    folder = tmp_path / "state" / life.program.home / "count" / "00000"
     of_the_future(folder / f"v-{stamp}.json")
     before = contents(folder)
     with pytest.raises(IncompatibleError, match=f"v-{stamp}.json has format 99; this version") as caught:

@@ -13,7 +13,7 @@ from holdfast.config import Settings
 from holdfast.data import schemas
 from holdfast.engine.build import build_program, build_stages, check_identity, identity_of
 from holdfast.engine.cut import Wait, when_to_cut
-from holdfast.engine.epoch import Again, Done, Failed, Lacking, Mixed, assign, judge
+from holdfast.engine.epoch import Again, Done, Failed, Lacking, Mixed, Skipped, assign, judge
 from holdfast.engine.placement import Placement, place
 from holdfast.engine.program import Report
 from holdfast.errors import IncompatibleError, PipelineError, UidError
@@ -245,3 +245,14 @@ def test_a_directory_of_another_pipeline_or_with_other_types_is_refused_with_the
         p2 = hf.Pipeline("other")
         p2.read("r", hf.records(ROWS)).write("w", hf.memory())
         check_identity(here, identity_of(build_stages(p2), Settings(), 2), "d")
+
+
+def test_a_shard_that_heard_of_a_failure_nobody_reports_makes_the_epoch_run_again() -> None:
+    """It was taken for done: the driver ended with an assertion, where Spark had run a task again on another host."""
+    found = reports()
+    found[2].skipped, found[2].sealed = True, None
+    assert judge(program(), 1, {}, found) == Skipped(["keep-1"])
+    found[1].lacking = True
+    assert judge(program(), 1, {}, found) == Lacking([("keep", 0)]), (
+        "who is known to lack something comes first"
+    )

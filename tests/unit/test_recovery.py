@@ -1,6 +1,7 @@
 """Checkpoints, restore and replay without Spark: the real loop over the in-process runner."""
 
 import shutil
+import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,22 @@ from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.checkpoint import coordinator
+from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.lifecycle import FailedCheckpoint, Reason
 from holdfast.checkpoint.metadata import Checkpoint, pack
 from holdfast.checkpoint.upload import Uploaded
-from holdfast.errors import CheckpointError, DivergedError, FencedError, IncompatibleError
+from holdfast.engine.driver import _sweep
+from holdfast.errors import (
+    CheckpointError,
+    DivergedError,
+    EngineError,
+    FencedError,
+    IncompatibleError,
+    UserCodeError,
+)
 from holdfast.log.journal import Journal
 from holdfast.log.records import Commit, Plan
+from holdfast.state.rocksdb import RocksState
 from tests.drivers import Life, Waiting, live, make
 from tests.pipelines import Everything, Recipe, recipes
 from tests.spark.test_equals_runner import bytes_in, sinks_in
@@ -53,7 +64,7 @@ def check(recipe: Recipe, life: Life, folder: Path) -> None:
 
 
 def lose(life: Life, uid: str, shard: int) -> None:
-    shutil.rmtree(Path(life.program.state_root) / life.program.name / uid / f"{shard:05d}")
+    shutil.rmtree(Path(life.program.state_root) / life.program.home / uid / f"{shard:05d}")
 
 
 @pytest.mark.parametrize("backend", ["heap", "rocksdb"])
@@ -83,7 +94,7 @@ def test_shards_that_lost_everything_are_rebuilt_and_the_rest_goes_on(
     assert all(f.runs == 1 for f in second.facts[1:])
     check(recipe, second, tmp_path)
     root = Path(second.program.state_root)
-    assert not list((root / f"{second.program.name}.scratch").rglob("*.delta"))
+    assert not list((root / f"{second.program.home}.scratch").rglob("*.delta"))
 
 
 @settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
@@ -114,7 +125,7 @@ def test_any_pipeline_comes_back_from_any_loss(
     try:
         first = live(recipe.build(sinks_in(folder / "ours")), folder / "dir", epochs=stop, **options)
         for uid, shard in lost:
-            path = Path(first.program.state_root) / first.program.name / uid / f"{shard:05d}"
+            path = Path(first.program.state_root) / first.program.home / uid / f"{shard:05d}"
             shutil.rmtree(path, ignore_errors=True)
         second = live(recipe.build(sinks_in(folder / "ours")), folder / "dir", **options)
         check(recipe, second, folder)
@@ -391,7 +402,7 @@ def test_a_shard_whose_files_vanish_under_it_is_noticed_by_the_upload_and_rebuil
     options: dict[str, Any] = {"checkpoint": "manual", "max_records": 20, "parallelism": 3, "trim_log": False}
     life = make(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", runner=Waiting, **options)
     life.driver.start()
-    folder = Path(life.program.state_root) / "generated" / "first" / "00000"
+    folder = Path(life.program.state_root) / life.program.home / "first" / "00000"
 
     def spoil(facts: Any) -> None:
         if facts.epoch == 5:
@@ -473,3 +484,212 @@ def test_a_replay_takes_the_way_that_only_a_side_output_leads(tmp_path: Path) ->
     found = ds.dataset(tmp_path / "out").to_table().to_pylist()
     counts = {k: max(row["n"] for row in found if row["k"] == k) for k in (0, 1)}
     assert counts == {k: sum(r["at"] is None for r in rows if r["k"] == k) for k in (0, 1)}
+
+
+# Lives and directories beside each other
+
+
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_two_directories_of_one_pipeline_may_keep_state_in_the_same_place(
+    tmp_path: Path, backend: str
+) -> None:
+    """Folders were named by the pipeline: one directory's shards swept the other's versions away, or took them for theirs."""
+    folders = [tmp_path / "staging", tmp_path / "production"]
+    options: dict[str, Any] = {
+        "state_root": str(tmp_path / "root"),
+        "backend": backend,
+        "checkpoint": "never",
+    }
+    options |= {"parallelism": ONE.parallelism, "max_records": 20}
+    for epochs in ((3, 3), (1, 4), (None, None)):  # they stand at the same epoch, and at different ones
+        lives = [
+            live(ONE.build(sinks_in(folder / "ours")), folder / "dir", epochs=limit, **options)
+            for folder, limit in zip(folders, epochs, strict=True)
+        ]
+        assert [life.recovery.last for life in lives] == [None, None], "nothing had to be rebuilt"
+    for folder, life in zip(folders, lives, strict=True):
+        check(ONE, life, folder)
+
+
+class HearingOfAFailure(Waiting):
+    """In one epoch a shard heard that a task of the stage before it failed, and whose report that is was lost."""
+
+    done = False
+
+    def run(self, plan: Any, header: Any) -> Any:
+        reports = super().run(plan, header)
+        if plan.epoch == 3 and not HearingOfAFailure.done:
+            HearingOfAFailure.done = True
+            last = next(r for r in reports if r.stage == "second")
+            last.skipped, last.sealed, last.sinks = True, None, {}
+        return reports
+
+
+def test_a_failure_whose_report_was_lost_runs_the_epoch_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    HearingOfAFailure.done = False
+    options: dict[str, Any] = {"parallelism": TWO.parallelism, "max_records": 20, "trim_log": False}
+    life = live(TWO.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", runner=HearingOfAFailure, **options)
+    assert HearingOfAFailure.done and [f.epoch for f in life.facts if f.runs == 2] == [3]
+    assert "heard of a failure whose report was lost" in caplog.text
+    check(TWO, life, tmp_path)
+
+
+def test_a_checkpoint_that_one_life_could_not_use_is_the_last_resort_of_later_ones(tmp_path: Path) -> None:
+    """It was forgotten with the life that had found it, and the next checkpoint was built upon its damaged files."""
+    options: dict[str, Any] = {"checkpoint": "2 epochs", "trim_log": False, "max_records": 20}
+    options |= {"parallelism": 3, "checkpoint_on_stop": False, "runner": Waiting}
+    first = live(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", epochs=7, **options)
+    before, newest = first.catalog.completed()
+    shutil.rmtree(first.program.state_root)
+    own = sorted({f.key for f in newest.files} - {f.key for f in before.files})
+    flip(Path(first.program.checkpoint_url) / own[0])
+    options["checkpoint"] = "manual"
+    second = live(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", epochs=1, **options)
+    assert second.recovery.last is not None and second.recovery.last.replayed == 3
+    later = Catalog(Journal.at(tmp_path / "dir"))
+    assert [c.number for c in later.completed()] == [before.number]
+    assert newest.number in later.unusable() and later.newest(99) == before
+    third = live(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", epochs=1, **options)
+    assert third.coordinator.newest_epoch == before.epoch
+    later.condemn(before.number, "somebody has unplugged the disk")
+    assert Catalog(Journal.at(tmp_path / "dir")).newest(99) == newest, "better than none: it may be mended"
+    later.delete(newest.number)
+    assert list(Journal.at(tmp_path / "dir").condemned()) == [before.number]
+
+
+def test_damage_that_is_found_where_an_epoch_begins_is_a_reason_to_rebuild(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocksDB finds it when it looks for what has expired; that was an error, at every start."""
+    struck: list[int] = []
+    expire = RocksState._expire
+
+    def damaged(self: Any, now_ms: int) -> None:
+        if self._at is not None and self._at.epoch == 4 and not struck:
+            struck.append(self._at.epoch)
+            raise Exception("Corruption: block checksum mismatch")
+        expire(self, now_ms)
+
+    monkeypatch.setattr(RocksState, "_expire", damaged)
+    options: dict[str, Any] = {"parallelism": ONE.parallelism, "max_records": 20, "trim_log": False}
+    life = live(
+        ONE.build(sinks_in(tmp_path / "ours")),
+        tmp_path / "dir",
+        backend="rocksdb",
+        checkpoint="2 epochs",
+        **options,
+    )
+    assert struck and life.recovery.last is not None
+    check(ONE, life, tmp_path)
+
+
+def test_a_log_that_is_trimmed_under_a_recovery_makes_it_look_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint that was all but done at the fault completes, and takes away what the recovery began with."""
+    options: dict[str, Any] = {"parallelism": ONE.parallelism, "max_records": 20, "trim_log": False}
+    options |= {"checkpoint": "never"}
+    first = live(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", epochs=5, **options)
+    lose(first, "first", 0)
+    asked, plan = [], Journal.plan
+
+    def gone_once(self: Journal, epoch: int) -> Any:
+        if epoch == 2 and not asked:
+            asked.append(epoch)
+            return None
+        return plan(self, epoch)
+
+    monkeypatch.setattr(Journal, "plan", gone_once)
+    second = live(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", **options)
+    assert asked and second.recovery.last is not None and second.recovery.last.replayed == 5
+    check(ONE, second, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "swept"),
+    [
+        ("saved-00000003-1-src0-7-1.arrow.staged", True),
+        ("store-00000001-out-00000003-1r2-1-7-4.arrow.staged", True),
+        ("store-00000001-out-00000009-1-1-7-4.arrow.staged", False),
+        ("owner-00000001-x.json", False),
+    ],
+)
+def test_staged_files_go_by_the_epoch_of_their_attempt_and_not_by_what_their_uid_looks_like(
+    tmp_path: Path, name: str, swept: bool
+) -> None:
+    """A sink called store-00000001-out lost what it had staged for the epoch under way."""
+    (tmp_path / name).touch()
+    _sweep(tmp_path, 5)
+    assert (tmp_path / name).exists() != swept
+
+
+# Errors of the user's own, which come back with the same plan
+
+
+class Broken(hf.Source):
+    """Somebody's source, with a fault in one of its methods."""
+
+    def __init__(self, method: str, error: Exception) -> None:
+        self._inner, self._method, self._error = hf.records(ROWS, per_epoch=20), method, error
+
+    def schema(self) -> Any:
+        return self._inner.schema()
+
+    def plan(self, position: Any, limit: hf.Limit) -> hf.Offer:
+        if self._method == "plan" and position is not None:
+            raise self._error
+        return self._inner.plan(position, limit)
+
+    def read(self, piece: hf.Range, reading: hf.Reading) -> Any:
+        if self._method == "read":
+            raise self._error
+        return self._inner.read(piece, reading)
+
+
+class Unwilling(Watched):
+    """Somebody's sink that shows nothing."""
+
+    def publish(self, decided: Any) -> None:
+        raise KeyError("no such table")
+
+
+@pytest.mark.parametrize("method", ["plan", "read", "publish"])
+def test_what_somebodys_source_or_sink_raises_is_an_error_of_theirs(tmp_path: Path, method: str) -> None:
+    """It ended with a code after which a supervisor starts again, and again."""
+    p = hf.Pipeline("theirs")
+    sink = Unwilling(tmp_path) if method == "publish" else hf.memory()
+    source = Broken(method, ValueError("no such column"))
+    p.read("in", source).key_by("k").process("run", Everything()).write("out", sink)
+    with pytest.raises(UserCodeError) as caught:
+        live(p, tmp_path, max_records=20)
+    assert caught.value.uid == ("out" if method == "publish" else "in")
+    assert "test_recovery.py" in str(caught.value) and caught.value.remedy
+
+
+@pytest.mark.parametrize("method", ["plan", "read"])
+def test_a_connection_that_fails_somebodys_source_is_not_their_error(tmp_path: Path, method: str) -> None:
+    p = hf.Pipeline("theirs")
+    source = Broken(method, ConnectionError("the service is away"))
+    p.read("in", source).key_by("k").process("run", Everything()).write("out", hf.memory())
+    with pytest.raises(EngineError, match="the service is away"):
+        live(p, tmp_path, max_records=20)
+
+
+class Leaving(hf.KeyedProcess):
+    def process(self, key: Any, record: dict[str, Any], ctx: hf.Context) -> Any:
+        sys.exit("enough")
+
+
+@pytest.mark.parametrize("where", ["map", "process"])
+def test_a_function_that_ends_its_process_is_an_error_of_the_users(tmp_path: Path, where: str) -> None:
+    """It ended the Python worker; Spark ran the task again until it gave the job up."""
+    p = hf.Pipeline("leaving")
+    stream = p.read("in", hf.records(ROWS, per_epoch=20))
+    if where == "map":
+        stream = stream.map(lambda record: sys.exit("enough"), uid="mapped")
+    stream.key_by("k").process("run", Leaving()).write("out", hf.memory())
+    with pytest.raises(UserCodeError, match=r"ended its process: SystemExit\(enough\)") as caught:
+        live(p, tmp_path, max_records=20)
+    assert "test_recovery.py" in str(caught.value)

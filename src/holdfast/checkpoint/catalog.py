@@ -18,6 +18,8 @@ class Catalog:
         self._journal = journal
         self._read: dict[int, Checkpoint | None] = {}
         self._bad: dict[int, str] = {}
+        self._suspect: dict[int, str] | None = None
+        """Those that an earlier life could not use: they come after all others, in case what was wrong was mended."""
 
     def seal(self) -> None:
         """Take the next number away from drivers of the past: what they complete from now on does not count.
@@ -41,12 +43,22 @@ class Catalog:
 
     def completed(self) -> list[Checkpoint]:
         """All that can be used, the oldest first. A damaged one is left out, and said once."""
+        suspect = self._suspects()
+        return [c for c in self._readable() if c.number not in suspect]
+
+    def _readable(self) -> list[Checkpoint]:
         numbers = self._journal.checkpoints()
         for number in numbers:
             if number not in self._read and number not in self._bad:
                 self._take(number)
-        found = [self._read[n] for n in numbers if n not in self._bad]
+        # Another thread may delete records meanwhile.
+        found = [self._read.get(n) for n in numbers if n not in self._bad]
         return [c for c in found if c is not None]
+
+    def _suspects(self) -> dict[int, str]:
+        if self._suspect is None:
+            self._suspect = self._journal.condemned()
+        return self._suspect
 
     def _take(self, number: int) -> None:
         data = self._journal.read_checkpoint(number)
@@ -56,24 +68,30 @@ class Catalog:
         try:
             self._read[number] = unpack(data, f"Checkpoint {number}")
         except DamagedRecord as error:
-            self.condemn(number, str(error))
+            self._leave_out(number, str(error))
 
     def condemn(self, number: int, why: str) -> None:
-        """Never use a checkpoint again: something in it is not what was written."""
+        """Never use a checkpoint again in this life, and in later ones only if there is no other."""
+        self._leave_out(number, why)
+        self._journal.condemn_checkpoint(number, why)
+
+    def _leave_out(self, number: int, why: str) -> None:
         self._bad[number] = why
         _log.warning("checkpoint %d can't be used: %s", number, why)
 
     def unusable(self) -> dict[int, str]:
         """The checkpoints that can't be used, and why."""
-        return dict(self._bad)
+        return {**self._suspects(), **self._bad}
 
     def delete(self, number: int) -> None:
         """Remove a record."""
         self._journal.delete_checkpoint(number)
         self._read.pop(number, None)
         self._bad.pop(number, None)
+        self._suspects().pop(number, None)
 
     def newest(self, upto: int) -> Checkpoint | None:
-        """The newest usable checkpoint of an epoch up to this one."""
-        found = [c for c in self.completed() if c.epoch <= upto]
-        return max(found, key=lambda c: (c.epoch, c.number), default=None)
+        """The newest usable checkpoint of an epoch up to this one; one that an earlier life could not use is the last resort."""
+        suspect = self._suspects()
+        found = [c for c in self._readable() if c.epoch <= upto]
+        return max(found, key=lambda c: (c.number not in suspect, c.epoch, c.number), default=None)

@@ -105,10 +105,11 @@ class Coordinator:
                 target=self._calibrate, args=(newest,), name="holdfast-read", daemon=True
             ).start()
 
-    def look_again(self, last_epoch: int) -> None:
-        """After a recovery: it may have found that the newest checkpoint can't be used."""
-        newest = self._catalog.newest(last_epoch)
+    def look_again(self, last_epoch: int) -> bool:
+        """After a recovery: it may have found that the newest checkpoint can't be used. True: replay starts elsewhere."""
+        before, newest = self.newest_epoch, self._catalog.newest(last_epoch)
         self.newest_epoch = 0 if newest is None else newest.epoch
+        return self.newest_epoch != before
 
     def _calibrate(self, checkpoint: Checkpoint) -> None:
         """Measure how fast the store can be read, once in a life; whether it can is for recovery to find out."""
@@ -178,17 +179,18 @@ class Coordinator:
         if self._pending is not None:
             return
         wishes = self._journal.wishes()
+        backup_s = self._took_ms / 1000 if self._took_ms else usual_s
         known = Known(
             epochs_since=commit.epoch - self.newest_epoch,
             last_started_ms=self._last_started_ms,
             now_ms=now_ms,
             endangered=endangered,
-            backup_s=self._took_ms / 1000 if self._took_ms else usual_s,
+            backup_s=backup_s,
             asked=bool(wishes),
             stopping=stopping and self._settings.checkpoint_on_stop,
             code_changed=self.code_changed,
             expires_ms=min((at for e, at in self._expiries.items() if e > self.newest_epoch), default=None),
-            margin_ms=int(EXPIRY_MARGIN_S * 1000) + 2 * self._took_ms,
+            margin_ms=int((EXPIRY_MARGIN_S + 2 * backup_s) * 1000),
         )
         if known.epochs_since <= 0:
             self.code_changed = False  # nothing would be replayed

@@ -41,8 +41,8 @@ class Request(msgspec.Struct, frozen=True):
     options: dict[str, str]
     root: str
     """The state root where a host has none of its own."""
-    name: str
-    """The pipeline's."""
+    home: str
+    """The pipeline's folder below it."""
     shards: list[ShardUpload]
 
 
@@ -73,7 +73,7 @@ class Upload:
 
     def __init__(self, request: Request, host: str, root: str | None) -> None:
         self._request, self._host = request, host
-        self._root = Path(root or request.root) / request.name
+        self._root = Path(root or request.root) / request.home
         self._bytes = 0
         self._new = 0
         self._result: Uploaded | None = None
@@ -199,7 +199,7 @@ class Uploads:
 
     def ask(self, request: Request, host: str, root: str | None) -> Uploaded:
         """Begin an upload, or tell how far it is."""
-        key = f"{request.url} {request.name} {request.folder}"  # a worker may serve several pipelines in its life
+        key = f"{request.url} {request.home} {request.folder}"  # a worker may serve several pipelines in its life
         if key not in self._running:
             self._running.clear()  # one at a time: an older one was given up by the driver
             upload = self._running[key] = Upload(request, host, root)

@@ -181,7 +181,7 @@ def _gather_state(directory: Path) -> None:
     for uid, shards in commit.shards.items():
         for number, shard in enumerate(shards):
             root = shard.host.partition(":")[2]
-            where = Path(identity.name) / uid / f"{number:05d}"
+            where = Path(identity.home) / uid / f"{number:05d}"
             link = directory / "state" / where
             if root and not link.exists():
                 link.parent.mkdir(parents=True, exist_ok=True)

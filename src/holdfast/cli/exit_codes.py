@@ -16,7 +16,7 @@ MEANING = {
     4: "the directory is another pipeline's, has other uids or types, or is in use",
     5: "a newer driver has taken the pipeline over",
     6: "the data is not what the pipeline says: schema, bad record, changed file",
-    7: "a function of the user's raised",
+    7: "a function of the user's raised, or stored what its state is not declared for",
     8: "state can't be read, written or held",
     9: "output can't be staged or published",
     10: "a task of ours failed: a disk, a worker, a bug",

@@ -176,7 +176,7 @@ def _read(directory: Directory, root: Path, uid: str) -> tuple[Commit, dict[str,
         if commit is None:
             raise DirectoryError(f"No epoch was decided in {directory.path} yet, so there is no state.")
         try:
-            return commit, read_state(root, directory.identity.name, commit, uid)
+            return commit, read_state(root, directory.identity.home, commit, uid)
         except StateLostError:
             if attempt == _TRIES - 1 or directory.journal.last_epoch() == commit.epoch:
                 raise

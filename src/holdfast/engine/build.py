@@ -114,15 +114,21 @@ def checkpoint_url(settings: Settings, directory: str, identity: Identity) -> st
     """Where checkpoints go: the directory's own folder, or a place of its own in a store that others may share."""
     if settings.checkpoint_dir is None:
         return f"{directory}/checkpoints"
-    return f"{settings.checkpoint_dir.rstrip('/')}/{identity.name}-{identity.id or 'local'}"
+    return f"{settings.checkpoint_dir.rstrip('/')}/{identity.home}"
 
 
 def build_program(
-    stages: Stages, settings: Settings, parallelism: int, directory: str, checkpoints: str | None = None
+    stages: Stages,
+    settings: Settings,
+    parallelism: int,
+    directory: str,
+    checkpoints: str | None = None,
+    identity: Identity | None = None,
 ) -> Program:
-    """What is sent to the executors."""
+    """What is sent to the executors. Without an identity nobody else may use its places."""
     return Program(
         name=stages.graph.name,
+        home=stages.graph.name if identity is None else identity.home,
         stages=stages,
         parallelism=parallelism,
         key_groups=settings.key_groups,

@@ -7,7 +7,7 @@ import traceback
 from typing import Any
 
 from holdfast.data.shown import shown
-from holdfast.errors import HoldfastError, UserCodeError
+from holdfast.errors import EngineError, HoldfastError, UserCodeError
 from holdfast.plan.graph import Node
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -33,6 +33,23 @@ def user_error(
         where=node.where,
         remedy="Mend the function and start again: the epoch was not committed and runs again as planned.",
         detail="\n".join([*lines, "  " + user_traceback(error, redact).replace("\n", "\n  ")]),
+    )
+
+
+def method_error(error: Exception, node: Node, what: str) -> HoldfastError:
+    """The error to report for an exception in a method of a source or a sink.
+
+    Somebody's own class is their code, and fails again with the same plan. Where the system failed them (a disk, a
+    connection) or the class is ours, another try may help.
+    """
+    own = not type(node.body).__module__.startswith("holdfast.")
+    kind = UserCodeError if own and not isinstance(error, OSError) else EngineError
+    return kind(
+        f"{what}: {type(error).__name__}: {said(error)}",
+        uid=node.uid,
+        where=node.where,
+        remedy=f"Mend {type(node.body).__name__} and start again: nothing is lost." if own else None,
+        detail=user_traceback(error),
     )
 
 

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 from holdfast.checkpoint.coordinator import Coordinator
 from holdfast.config import Settings
+from holdfast.engine.calls import method_error
 from holdfast.engine.cut import Wait, when_to_cut
 from holdfast.engine.epoch import (
     Again,
@@ -31,6 +32,7 @@ from holdfast.engine.epoch import (
     Failed,
     Lacking,
     Mixed,
+    Skipped,
     assign,
     decide,
     judge,
@@ -185,7 +187,8 @@ class Driver:
         """Have every shard stand where the last commit says. What was rebuilt may have shown that a checkpoint is damaged."""
         if not self._recovery.recover(self._last):
             return
-        self._coordinator.look_again(self.last_epoch)
+        if self._coordinator.look_again(self.last_epoch):
+            self._note_expiries()
         if self._guard is not None and self._guard.estimates:
             newest = self._coordinator.newest(self.last_epoch)
             self._guard.rebuilt(self._since_backup(), newest)
@@ -307,9 +310,11 @@ class Driver:
         for uid, source in self._sources.items():
             try:
                 offers[uid] = source.plan(self._positions.get(uid), limit)
-            except HoldfastError as error:
+            except Exception as error:
                 node = self._program.stages.graph.by_uid(uid)
-                raise error.at(uid, node.where) from None
+                if isinstance(error, HoldfastError):
+                    raise error.at(uid, node.where) from None
+                raise method_error(error, node, "The source can't say what there is") from error
         return offers
 
     @property
@@ -511,11 +516,14 @@ class Driver:
             if isinstance(outcome, Again):
                 pinned = outcome.schemas
                 unsettled += 1
-            if isinstance(outcome, Mixed):
+            if isinstance(outcome, Mixed | Skipped):
                 lost += 1
                 if lost >= _LOST_JOBS:
                     raise _torn(plan.epoch, outcome)
-                _log.warning("epoch %d: attempts of %s are mixed, it is run again", plan.epoch, outcome.tasks)
+                _log.warning("epoch %d: %s, it is run again", plan.epoch, _what_tore(outcome))
+            if isinstance(outcome, Skipped):
+                self._noticed(Fault.EXECUTOR_KILL, began_s)
+                self._recover()
         raise EngineError(
             f"The schemas of epoch {plan.epoch} don't settle.", remedy="Declare schema= on the operators."
         )
@@ -573,15 +581,26 @@ class Driver:
                     where=node.where,
                     remedy="Make room or mend the folder, and start again: it is published then, and only once.",
                 ) from None
+            except Exception as error:
+                self._journal.check_fence()
+                raise method_error(
+                    error, node, f"Epoch {commit.epoch} is decided but can't be published"
+                ) from error
             reach("publish.after_sink")
 
 
-def _torn(epoch: int, mixed: Mixed) -> JobLostError:
+def _torn(epoch: int, torn: Mixed | Skipped) -> JobLostError:
     return JobLostError(
-        f"Epoch {epoch} lost output on its way {_LOST_JOBS} times, and calls of the outside world can't be mixed.",
+        f"Epoch {epoch} lost output on its way {_LOST_JOBS} times.",
         remedy="Look at the executors: something ends them again and again. Nothing was committed; start again.",
-        detail=f"  tasks that ran more than once: {', '.join(mixed.tasks)}",
+        detail=f"  the last time, {_what_tore(torn)}",
     )
+
+
+def _what_tore(torn: Mixed | Skipped) -> str:
+    if isinstance(torn, Skipped):
+        return f"{', '.join(torn.tasks)} heard of a failure whose report was lost"
+    return f"answers of two attempts of {', '.join(torn.tasks)} are mixed"
 
 
 def _may_expire(source: Source) -> bool:
@@ -623,10 +642,14 @@ class _Upkeep:
                     _log.warning("upkeep of %s: %s", sink.describe(), error)
 
 
+_STAGED = re.compile(r"-(\d{8})-[^-]+-[^-]+-[^-]+-\d+\.arrow\.staged$")
+"""The attempt at the end of a staged file's name. Its uid stands before that, and may look like one."""
+
+
 def _sweep(staging: Path, published: int) -> None:
     """Remove what was staged for epochs that are published, and will not be again: one before the newest."""
     with contextlib.suppress(OSError):
         for name in os.listdir(staging):
-            epoch = re.search(r"-(\d{8})-", name)
+            epoch = _STAGED.search(name)
             if epoch is not None and int(epoch[1]) <= published:
                 (staging / name).unlink()

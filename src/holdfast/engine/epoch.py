@@ -76,6 +76,17 @@ class Mixed:
 
 
 @dataclasses.dataclass(frozen=True)
+class Skipped:
+    """Shards that heard of a failure which nobody reports.
+
+    Spark runs a task again if its output is lost. The second attempt may fail where the first did not, for it may be on
+    a host that lacks the version; and who carries reports may have gone on with what the first one sent.
+    """
+
+    tasks: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
 class Done:
     """All attempts that are needed are there."""
 
@@ -93,7 +104,7 @@ class Done:
     answers: dict[str, list[AnswerFile]] = dataclasses.field(default_factory=dict)
 
 
-Outcome = Failed | Again | Lacking | Mixed | Done
+Outcome = Failed | Again | Lacking | Skipped | Mixed | Done
 
 
 def judge(
@@ -110,6 +121,9 @@ def judge(
     lacking = sorted((r.stage, r.shard) for r in reports if r.lacking)
     if lacking:
         return Lacking(lacking)
+    skipped = sorted(r.task for r in reports if r.skipped)
+    if skipped:
+        return Skipped(skipped)
     try:
         settled, again = _settle(pinned, reports)
     except HoldfastError as error:

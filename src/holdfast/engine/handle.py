@@ -210,7 +210,7 @@ class Handle:
         for folder in ("staging", "state"):
             (self.directory / folder).mkdir(parents=True, exist_ok=True)
         url = checkpoint_url(self._settings, str(self.directory), identity)
-        program = build_program(stages, self._settings, parallelism, str(self.directory), url)
+        program = build_program(stages, self._settings, parallelism, str(self.directory), url, identity)
         for node in stages.graph.of_kind(g.SINK):
             with _naming(node):
                 node.body.claim(node.uid, program.staging)

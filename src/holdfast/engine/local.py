@@ -75,7 +75,7 @@ class LocalRunner:
         """Upload versions, here and now."""
         program = self._program
         request = Request(
-            folder, program.checkpoint_url, program.storage, program.state_root, program.name, list(shards)
+            folder, program.checkpoint_url, program.storage, program.state_root, program.home, list(shards)
         )
         return [Upload(request, "local", None).run()]
 

@@ -30,6 +30,8 @@ class Program:
     """A pipeline as the engine runs it."""
 
     name: str
+    home: str
+    """The folder of this pipeline's directory below a state root: others of its name may use the same root."""
     stages: Stages
     parallelism: int
     key_groups: int

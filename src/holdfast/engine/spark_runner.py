@@ -139,7 +139,7 @@ class SparkRunner:
         program = self._program
         open_requests = {
             there: msgspec.msgpack.encode(
-                Request(folder, program.checkpoint_url, program.storage, program.state_root, program.name, of)
+                Request(folder, program.checkpoint_url, program.storage, program.state_root, program.home, of)
             )
             for there, of in by_place.items()
         }

@@ -26,6 +26,7 @@ from holdfast.data.shown import hide_values
 from holdfast.engine.aggregate import partial_edge
 from holdfast.engine.asynchronous import Desk
 from holdfast.engine.batch import Batch, SchemaBook
+from holdfast.engine.calls import method_error, user_traceback
 from holdfast.engine.chain import Chain, Shape
 from holdfast.engine.divergence import came_to, difference, sent_by
 from holdfast.engine.exchange import Control, DataHead, Inbox, by_key_group, control_blob, inboxes
@@ -41,7 +42,7 @@ from holdfast.engine.program import (
     read_schemas,
 )
 from holdfast.engine.timing import split_name
-from holdfast.errors import EngineError, HoldfastError, PipelineError, SchemaError
+from holdfast.errors import EngineError, HoldfastError, PipelineError, SchemaError, UserCodeError
 from holdfast.faults.points import reach
 from holdfast.functions import Context
 from holdfast.io.base import DEAD_LETTER, DEAD_LETTER_SCHEMA, Reading, Source, Target
@@ -51,7 +52,7 @@ from holdfast.plan.stages import Stage
 from holdfast.plan.times import Stamp, clocked_by, input_stamp
 from holdfast.state.backends import open_state
 from holdfast.state.keygroups import groups_of
-from holdfast.state.shard import EMPTY, Place, Sealed, ShardState
+from holdfast.state.shard import EMPTY, Place, Sealed, ShardState, is_damage
 from holdfast.time.units import MIN_TIME
 from holdfast.time.watermarks import Marks, event_clock, merge, reached
 
@@ -94,7 +95,7 @@ def run_source_task(program: Program, task: SourceTask, where: Where) -> list[Se
             for sink in chain.sinks.values():
                 report.records_out[sink.uid] = report.records_out.get(sink.uid, 0) + sink.rows
             _note_calls(chain, report)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         report.error = facts_of(error)
         for chain in chains.values():
             chain.abort()
@@ -165,12 +166,7 @@ def _tables(node: g.Node, planned: PlannedRange, reading: Reading) -> Iterator[p
     except HoldfastError:
         raise
     except Exception as error:
-        raise EngineError(
-            f"The source can't read {planned.piece.split}: {type(error).__name__}: {error}",
-            uid=node.uid,
-            where=node.where,
-            detail=traceback.format_exc(limit=-3),
-        ) from None
+        raise method_error(error, node, f"The source can't read {planned.piece.split}") from None
 
 
 class Shards:
@@ -262,7 +258,7 @@ def _run_epoch(
         else:
             chain = _apply(program, stage, shard, inbox, header, where, shards, report)
             exchanges = list(chain.exchanges.values()) if chain else []
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         report.error = facts_of(error, uid)
         exchanges = []
     report.took_ms = (time.perf_counter() - started) * 1e3
@@ -279,7 +275,7 @@ def _run_epoch(
 def state_root(program: Program, where: Where, scratch: bool = False) -> str:
     """Where this host keeps the pipeline's state, or the copies that a replay works on."""
     root = where.state_root or program.state_root
-    return os.path.join(root, f"{program.name}.scratch" if scratch else program.name)
+    return os.path.join(root, f"{program.home}.scratch" if scratch else program.home)
 
 
 def _apply(
@@ -322,11 +318,7 @@ def _apply(
         report.sealed = Sealed(EMPTY, 0, 0, 0, {}, 0)
         return None
     reloads = state.reloads
-    if again is not None and not again.first:
-        state.advance(header.now_ms)
-    elif not state.begin(
-        _of(header.stamps, node.uid, shard), header.now_ms, _kept(header.keeping, node.uid, shard)
-    ):
+    if not _stand(state, node.uid, shard, header):
         report.lacking = True
         return None
     target = Target(
@@ -373,7 +365,7 @@ def _apply(
         report.rss_bytes = psutil.Process().memory_info().rss
     except Exception as error:
         chain.abort()
-        if _is_damage(error):
+        if is_damage(error):
             state.distrust()  # the version is rebuilt
             report.lacking = True
             return None
@@ -382,6 +374,23 @@ def _apply(
         chain.abort()
         raise
     return chain
+
+
+def _stand(state: ShardState, uid: str, shard: int, header: Header) -> bool:
+    """Have a shard stand where the epoch begins. False: it lacks its version, or finds now that it is damaged."""
+    again = header.replayed
+    try:
+        if again is None or again.first:
+            return state.begin(
+                _of(header.stamps, uid, shard), header.now_ms, _kept(header.keeping, uid, shard)
+            )
+        state.advance(header.now_ms)
+    except Exception as error:
+        if not is_damage(error):
+            raise
+        state.distrust()
+        return False
+    return True
 
 
 def _clock(program: Program, node: g.Node, header: Header, inbox: Inbox) -> tuple[int, int]:
@@ -450,14 +459,6 @@ def _key_of(node: g.Node) -> g.Key:
     key = node.inputs[0].key
     assert key is not None
     return key
-
-
-def _is_damage(error: Exception) -> bool:
-    """Whether RocksDB found that its files are gone, or are not what it wrote. It has no types for that."""
-    text = str(error)
-    return not isinstance(error, HoldfastError) and (
-        "Corruption:" in text or "IO error: No such file" in text
-    )
 
 
 def _of(stamps: dict[str, list[str]], uid: str, shard: int) -> str:
@@ -550,11 +551,19 @@ def _send(
     return sent
 
 
-def facts_of(error: Exception, uid: str | None = None) -> dict[str, Any]:
+def facts_of(error: Exception | SystemExit, uid: str | None = None) -> dict[str, Any]:
     """An error as a task hands it to the driver."""
     if isinstance(error, HoldfastError):
         return dict(error.at(uid, None).facts())
-    if _is_disk(error):
+    made: HoldfastError
+    if isinstance(error, SystemExit):  # it would end the worker, and Spark would only run the task again
+        made = UserCodeError(
+            f"A function of the pipeline ended its process: {type(error).__name__}({error}).",
+            uid=uid,
+            remedy="Raise an error, or filter the record out: sys.exit() ends no pipeline.",
+            detail=user_traceback(error),
+        )
+    elif _is_disk(error):
         made = EngineError(f"The host's disk fails: {error}", uid=uid, remedy=_MAKE_ROOM)
     else:
         detail = traceback.format_exc(limit=-6)

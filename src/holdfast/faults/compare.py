@@ -101,7 +101,7 @@ def compare(load: Load, directory: Path, out: Path, scratch: Path) -> Verdict:
     for node in pipeline.graph().of_kind(g.SINK):
         verdict += rows_compared(node.uid, _tables(out / node.uid), _tables(scratch / "out" / node.uid))
     roots = directory / "state", scratch / "runner" / "state"
-    verdict += states_compared(identity.name, commits, expected.commits, *roots)
+    verdict += states_compared((identity.home, identity.name), commits, expected.commits, *roots)
     sources = {n.uid: n.body for n in load().graph().of_kind(g.SOURCE)}
     verdict += plans_compared(plans, beginnings(sources))
     return verdict + counts_compared(commits, expected.commits)
@@ -183,23 +183,24 @@ def _tables(folder: Path) -> list[pa.Table]:
 
 
 def states_compared(
-    name: str, got: Sequence[Commit], expected: Sequence[Commit], here: Path, theirs_root: Path
+    homes: tuple[str, str], got: Sequence[Commit], expected: Sequence[Commit], here: Path, theirs_root: Path
 ) -> Verdict:
     """Shards whose state at the last commit, or whose changes in any epoch, are not the runner's.
 
-    A commit names a host by its state root, where it has one of its own; otherwise `here` is.
+    A commit names a host by its state root, where it has one of its own; otherwise `here` is. `homes`: the folders
+    of both below their roots.
     """
     findings = []
     for uid, shards in got[-1].shards.items():
         for number, shard in enumerate(shards):
-            where = Path(name) / uid / f"{number:05d}"
+            where = Path(uid) / f"{number:05d}"
             theirs = expected[-1].shards[uid][number]
             why = _first_divergence(uid, number, got, expected)
             try:
                 root = shard.host.partition(":")[2]
                 ours_root = Path(root) if root else here
-                ours = _state(ours_root / where, shard.sealed.stamp, uid, number)
-                if ours != _state(theirs_root / where, theirs.sealed.stamp, uid, number):
+                ours = _state(ours_root / homes[0] / where, shard.sealed.stamp, uid, number)
+                if ours != _state(theirs_root / homes[1] / where, theirs.sealed.stamp, uid, number):
                     why = why or "its tables differ"
             except HoldfastError as error:
                 why = why or error.message

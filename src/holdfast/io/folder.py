@@ -200,7 +200,12 @@ class FolderSink(Sink):
                 name = part_name(decided.epoch, number, self.suffix)
                 shown = os.path.join(self.place.root, file.partition, name)
                 if not self._is_shown(file, staged, shown, decided.epoch):
-                    os.replace(staged, shown)
+                    try:
+                        os.replace(staged, shown)
+                    except (
+                        FileNotFoundError
+                    ):  # a driver that was replaced may be at it still: it shows the same
+                        self._is_shown(file, staged, shown, decided.epoch)
         _sync_folders(leaves)  # also of files shown before: who renamed them may have died before the sync
 
     def _make(self, leaves: set[str]) -> None:

@@ -219,6 +219,20 @@ class Journal:
 
     def delete_checkpoint(self, number: int) -> None:
         self._store.delete(_numbered("checkpoints", number))
+        self._store.delete(_numbered("condemned", number))
+
+    def condemn_checkpoint(self, number: int, why: str) -> None:
+        """Note, for later lives too, that a checkpoint could not be used."""
+        self._create(_numbered("condemned", number), msgspec.json.encode({"why": why}))
+
+    def condemned(self) -> dict[int, str]:
+        """The checkpoints that could not be used when they were needed, and why."""
+        found = {}
+        for name in self._store.list("condemned"):
+            told = self._store.get(f"condemned/{name}")
+            if told is not None:
+                found[int(name.split(".")[0])] = str(msgspec.json.decode(told)["why"])
+        return found
 
     # A person's wish
 

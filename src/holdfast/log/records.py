@@ -25,8 +25,17 @@ class Identity(msgspec.Struct, frozen=True):
     operators: dict[str, dict[str, Any]]
     """Each uid that has something stored: its kind, its states' types, a source's or sink's kind."""
     id: str = ""
-    """Tells directories apart that share a store for checkpoints."""
+    """Tells directories apart that share a store for checkpoints, or hosts' folders for state."""
     format: int = FORMAT
+
+    @property
+    def home(self) -> str:
+        """The folder of its own that it has in a place which other directories may share.
+
+        >>> Identity("orders", 128, 2, "heap", {}, "5f3a").home
+        'orders-5f3a'
+        """
+        return f"{self.name}-{self.id}" if self.id else self.name
 
 
 class Generation(msgspec.Struct, frozen=True):

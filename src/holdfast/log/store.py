@@ -59,9 +59,11 @@ class LocalStore:
 
     def get(self, name: str) -> bytes | None:
         try:
-            return (self._root / name).read_bytes()
+            found = (self._root / name).read_bytes()
         except FileNotFoundError:
             return None
+        self._settle(name.rpartition("/")[0])
+        return found
 
     def list(self, folder: str) -> list[str]:
         try:

@@ -161,12 +161,14 @@ class Recovery:
 
     def _commit(self, epoch: int) -> Commit:
         commit = self._journal.commit(epoch)
-        assert commit is not None
+        if commit is None:
+            raise _Again  # a newer checkpoint was completed meanwhile, and what it does not need was trimmed
         return commit
 
     def _plan(self, epoch: int) -> Plan:
         plan = self._journal.plan(epoch)
-        assert plan is not None
+        if plan is None:
+            raise _Again
         return plan
 
     # Load
@@ -241,7 +243,8 @@ class Recovery:
         starting = stamps(before)
         if before is None and epoch > 1:
             checkpoint = self._catalog.newest(epoch - 1)
-            assert checkpoint is not None
+            if checkpoint is None:
+                raise _Again
             starting = {
                 u: ["" if v is None else v.stamp for v in versions]
                 for u, versions in checkpoint.shards.items()

@@ -14,13 +14,13 @@ from holdfast.state.versions import Damaged, Folder, merge_tables
 _HIDDEN = ("live", "at")
 
 
-def read_state(root: Path, name: str, commit: Commit, uid: str) -> dict[str, pa.Table]:
+def read_state(root: Path, home: str, commit: Commit, uid: str) -> dict[str, pa.Table]:
     """Every state of an operator as a table: key, [sub], value; in the order of shards, then of keys' first writing."""
     found: dict[str, list[pa.Table]] = {}
     for shard, committed in enumerate(commit.shards.get(uid, [])):
         if not committed.sealed.stamp:
             continue
-        folder = Folder(root / name / uid / f"{shard:05d}")
+        folder = Folder(root / home / uid / f"{shard:05d}")
         for state, table in shard_tables(folder, committed.sealed.stamp, uid, shard):
             found.setdefault(state, []).append(table)
     return {s: pa.concat_tables(t, promote_options="permissive") for s, t in found.items()}

@@ -24,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.data import schemas
+from holdfast.errors import HoldfastError
 from holdfast.state import versions
 from holdfast.state.keygroups import key_groups
 from holdfast.state.tables import Table, TableSpec, key_columns, key_names
@@ -189,8 +190,10 @@ class ShardState(abc.ABC):
         self.key_types = key_types_of(manifest)
         try:
             self._load(manifest)
-        except Damaged:
-            return False
+        except Exception as error:
+            if isinstance(error, Damaged) or is_damage(error):
+                return False
+            raise
         self.reloads += 1
         self._stands(manifest)
         return True
@@ -288,6 +291,14 @@ class _Merging(threading.Thread):
             if names[start : start + len(parts)] == parts and self.result is not None:
                 return [*files[:start], self.result, *files[start + len(parts) :]]
         return files
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether RocksDB found that its files are gone, or are not what it wrote. It has no types for that."""
+    text = str(error)
+    return not isinstance(error, HoldfastError) and (
+        "Corruption:" in text or "IO error: No such file" in text
+    )
 
 
 def epoch_of(stamp: str) -> int:

@@ -24,7 +24,7 @@ import pyarrow as pa
 from holdfast.data.exact import MISFITS, exact_array
 from holdfast.data.rows import column_values, one_array
 from holdfast.data.shown import shown
-from holdfast.errors import StateError
+from holdfast.errors import StateError, StateTypeError
 from holdfast.state.due import EARLIEST, LATEST
 
 _COUNTED = 10_000
@@ -374,7 +374,7 @@ def _array(values: list[Any], kind: pa.DataType, spec: TableSpec, keys: list[Any
             try:
                 exact_array([value], kind)
             except MISFITS:
-                raise StateError(
+                raise StateTypeError(
                     f"State {spec.name!r} is declared as {kind}, but key {shown(key)} was given {shown(value)}.",
                     uid=uid,
                     remedy="Convert the value before you store it, or declare the state with a type that fits.",

@@ -147,6 +147,22 @@ def test_a_crash_in_the_middle_of_publishing_is_rolled_forward(
     assert ds.dataset(out).count_rows() == 18
 
 
+def test_a_file_that_a_replaced_driver_shows_at_the_same_moment_is_shown(
+    driver: Driver, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newer driver ended with an error, though the file was where it belongs."""
+    staged, replace = driver.stage(1, ROWS), os.replace
+
+    def other_is_faster(old: str, new: str) -> None:
+        replace(old, new)
+        if new.endswith(".parquet"):
+            replace(old, new)
+
+    monkeypatch.setattr(os, "replace", other_is_faster)
+    driver.publish(1, staged)
+    assert ds.dataset(out).count_rows() == ROWS.num_rows
+
+
 def test_attempts_that_were_not_decided_are_swept_out_once_their_epoch_is_over(
     driver: Driver, out: Path
 ) -> None:
