@@ -123,7 +123,7 @@ def test_a_version_that_is_damaged_on_its_host_is_not_uploaded_and_is_rebuilt(
         clock_ms=ticking(),
         **options(checkpoint="manual", backend=backend, trim_log=False),
     )
-    host = Path(life.program.state_root) / "counting" / "count" / "00000"
+    host = Path(life.program.state_root) / life.program.home / "count" / "00000"
 
     def spoil(facts: Any) -> None:
         if facts.epoch == BROKEN_AT:
