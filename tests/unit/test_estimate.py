@@ -12,7 +12,7 @@ from holdfast.config import resolve
 from holdfast.engine.session import notice_of, timeouts
 from holdfast.faults.kinds import Fault
 from holdfast.recovery.chance import Guess, Linear, Prior, Sum, t_quantile
-from holdfast.recovery.decide import Outlook, decide, lead_epochs
+from holdfast.recovery.decide import Outlook, decide, lead_epochs, least_epoch
 from holdfast.recovery.estimate import (
     Bounds,
     History,
@@ -444,3 +444,71 @@ def test_what_a_supervisor_waits_is_counted_for_all_faults_of_the_driver() -> No
         less = estimate(fault, Situation(), Learned(), NOTICE).sum.mean
         of_driver = fault in (Fault.DRIVER_KILL, Fault.DRIVER_FREEZE, Fault.APPLICATION)
         assert more - less == pytest.approx(30.0 if of_driver else 0.0)
+
+
+def stepped(outlook: Outlook, size: int, epochs: int) -> float:
+    """The largest bound if a backup is begun so many epochs from now, fails and is made again: step by step in time."""
+    worst_s, now_s, history = 0.0, 0.0, outlook.history
+    begun_s = epochs * outlook.epoch_s
+    through_s = begun_s + outlook.backup_s + outlook.retry_s + outlook.backup_s
+    while now_s + outlook.epoch_s <= through_s + 1e-9:
+        worst_s = max(worst_s, SLOW(history, size))
+        now_s, history = now_s + outlook.epoch_s, history.and_(1, size)
+    return max(worst_s, SLOW(history, size))
+
+
+@settings(max_examples=200)
+@given(
+    st.floats(5, 100),
+    st.integers(1, 800),
+    st.integers(100, 20_000),
+    st.floats(0.1, 5),
+    st.floats(0.1, 30),
+)
+def test_waiting_one_epoch_more_is_safe_where_it_waits_and_not_where_it_backs_up(
+    above_s: float, epochs: int, size: int, epoch_s: float, backup_s: float
+) -> None:
+    """Against time that passes step by step, and not against the decider's own formula."""
+    history = History(epochs, epochs * size)
+    outlook = Outlook(FLOOR_S + above_s, history, epoch_s, size, size, backup_s)
+    made = decide(outlook, SLOW)
+    if not made.feasible or made.limit is not None:
+        return
+    if made.back_up:
+        assert stepped(outlook, size, 3) > outlook.deadline_s, "sooner than needed"
+    else:
+        assert stepped(outlook, size, 1) <= outlook.deadline_s, "too late"
+
+
+@pytest.mark.parametrize("seen", [0, 1, 3, 20])
+@pytest.mark.parametrize(("noise", "share"), [(0.05, 0.99), (0.15, 0.98), (0.3, 0.9)])
+def test_bounds_hold_about_as_often_as_they_say_for_times_that_are_skewed(
+    seen: int, noise: float, share: float
+) -> None:
+    """Log-normal times of pipelines that are not alike. Where starts differ by a third from one to the next, a 99% bound
+    is passed more often than it says: the guide tells so."""
+    draw, under, trials = random.Random(seen), 0, 600
+    for _ in range(trials):
+        usual_s = 9.0 * math.exp(draw.gauss(0, 0.2))
+        learned = Learned()
+        for _ in range(seen):
+            learned.recovered(Fault.HOST, usual_s * math.exp(draw.gauss(0, noise)))
+        bound_s = learned.environment(Fault.HOST).bound(0.99)
+        under += usual_s * math.exp(draw.gauss(0, noise)) <= bound_s
+    assert under / trials >= share
+
+
+def test_a_fault_is_held_only_with_epochs_that_keep_up() -> None:
+    """A floor just under the deadline cut epochs to a few records, without a word, while the backlog grew."""
+    floor_s = SLOW(History(1, 1), 1)
+    within, beyond = SLOW.parted(floor_s + 0.05)
+    assert within is not None and beyond is None
+    least = least_epoch(0.15, 2e-5, 20_000, 1.0)
+    assert 1 < least < 20_000
+    within, beyond = SLOW.parted(floor_s + 0.05, least)
+    assert beyond is not None, "it is said that it can't be held"
+    within, _ = SLOW.parted(SLOW(History(1, least), least), least)
+    assert within is not None
+    outlook = Outlook(SLOW(History(1, least), least) + 0.01, History(1, 1), 1.0, 20_000, 500_000, 1.0)
+    limit = decide(outlook, SLOW).limit
+    assert limit is not None and limit >= 0.9 * least

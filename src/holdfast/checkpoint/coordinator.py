@@ -100,10 +100,18 @@ class Coordinator:
         self._catalog.seal()
         newest = self._catalog.newest(last_epoch)
         self.newest_epoch = 0 if newest is None else newest.epoch
+        self._last_started_ms = min(self._last_started_ms, self._since_ms(newest, last_epoch))
         if newest is not None and self._on_read is not None:
             threading.Thread(
                 target=self._calibrate, args=(newest,), name="holdfast-read", daemon=True
             ).start()
+
+    def _since_ms(self, newest: Checkpoint | None, last_epoch: int) -> int:
+        """From when an interval is counted: drivers that die sooner than it is over would never make a checkpoint."""
+        if newest is not None:
+            return newest.started_ms
+        first = self._journal.plan(1) if last_epoch else None
+        return self._last_started_ms if first is None else first.now_ms
 
     def look_again(self, last_epoch: int) -> bool:
         """After a recovery: it may have found that the newest checkpoint can't be used. True: replay starts elsewhere."""

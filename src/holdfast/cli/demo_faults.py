@@ -155,7 +155,7 @@ def _strike(fault: Fault, story: Story, experiment: Experiment) -> Struck:
     struck = experiment.strike(fault, _LAST)
     forecast, deadline_s = before.forecasts[fault.label], before.deadline_s
     story.struck(Hit.of(fault, struck.victim, struck.at_s - story.began_s, forecast, deadline_s))
-    took_s = experiment.await_recovery(struck, timeout_s(deadline_s))
+    struck, took_s = experiment.await_felt_recovery(struck, timeout_s(deadline_s))
     story.back(took_s)
     write_outcome(experiment.directory, outcome_of(struck, took_s, forecast, deadline_s, CONFIDENCE))
     return struck

@@ -114,7 +114,7 @@ def drill(
         verdict = compare(lambda: load(app), home / "dir", home / "out", home / "runner")
     except HoldfastError as error:
         if done:
-            _tell(found(None), report, told, json=json, error=error.message)
+            _tell(found(None), report, told, json=json, error=error)
         raise told.added_to(error) from error
     _tell(found(verdict), report, told, json=json)
     refuse_unless_exact(verdict, home, seed)
@@ -122,14 +122,16 @@ def drill(
         shutil.rmtree(home, ignore_errors=True)
 
 
-def _tell(drill: d.Drill, report: Path | None, told: Told, *, json: bool, error: str = "") -> None:
+def _tell(
+    drill: d.Drill, report: Path | None, told: Told, *, json: bool, error: HoldfastError | None = None
+) -> None:
     """What was found, also by a drill that was not over when something went wrong."""
     if report is not None:
         report.parent.mkdir(parents=True, exist_ok=True)
         report.write_text(render(drill))
         told.say(f"report: {report}")
     if json:
-        print_json({**d.summary(drill), **({"error": error} if error else {})})
+        print_json({**d.summary(drill), **({} if error is None else {"error": error.facts()})})
     else:
         _print(drill)
 

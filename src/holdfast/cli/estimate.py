@@ -43,10 +43,19 @@ def estimate(
         return
     out = console()
     columns = ["fault", "detection", "environment", "loading", "recomputing", "estimate", "bound", "seen"]
-    shown = [[r["fault"], *(f"{r[c]:.1f}" for c in columns[1:-1]), str(r["seen"])] for r in rows]
+    shown = [
+        [
+            r["fault"],
+            *(f"{r[part]:.1f} ≤ {r['bounds'][part]:.1f}" for part in columns[1:5]),
+            f"{r['estimate']:.1f}",
+            f"{r['bound']:.1f}",
+            str(r["seen"]),
+        ]
+        for r in rows
+    ]
     out.print(table(columns, shown, right=columns[1:]))
     out.print(
-        f"\nSeconds, if it happened now; the bound holds with {sure:.1%} confidence. "
+        f"\nSeconds, if it happened now; bounds, of each part alone and of all together, hold with {sure:.1%} confidence. "
         f"The deadline is {memory.deadline_s:g} s."
     )
     if outcomes:
@@ -65,6 +74,7 @@ def facts(learned: Learned, notice: Notice, situation: Situation, confidence: fl
                 **msgspec.to_builtins(guess.parts),
                 "estimate": guess.sum.mean,
                 "bound": guess.bound(confidence),
+                "bounds": msgspec.to_builtins(guess.bounds(confidence)),
                 "seen": learned.times_seen(fault),
             }
         )

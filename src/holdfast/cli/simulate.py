@@ -117,12 +117,14 @@ def _try(run: Run, policies: dict[str, Policy], deadline_s: float) -> Trial:
 def _notice(settings: Settings) -> Notice:
     """By what faults would be noticed with these settings, under a supervisor."""
     from holdfast.engine.session import notice_of, timeouts
+    from holdfast.supervise.strategies import delay_s, parse_restart
 
     return notice_of(
         {**timeouts(settings), **settings.spark},
         local=settings.master is None or settings.master.startswith("local"),
         supervised_s=settings.driver_timeout_s,
         wait_for_home_s=settings.wait_for_home_s,
+        restart_s=delay_s(parse_restart(settings.restart)),
     )
 
 

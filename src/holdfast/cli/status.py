@@ -74,6 +74,8 @@ def status_facts(directory: Directory) -> dict[str, Any]:
         "worst_fault": "" if told is None else told.worst_fault,
         "forecasts": {} if told is None else msgspec.to_builtins(told.forecasts),
         "feasible": True if told is None else told.feasible,
+        "paused": False if told is None else told.paused,
+        "epoch_limit": None if told is None else told.epoch_limit,
         "supervisor": _supervisor(directory),
         "started_ms": 0 if told is None else told.started_ms,
         "updated_ms": 0 if told is None else told.updated_ms,

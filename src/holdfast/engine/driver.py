@@ -281,17 +281,19 @@ class Driver:
         guard = self._guard
         if guard is None or not guard.decision.pause or not self._coordinator.follows_deadline:
             return True
-        started = time.monotonic()
+        started = until = time.monotonic()
         self._say("intake is paused until the backup is through: one more epoch would endanger the deadline")
         try:
-            while guard.decision.pause and not self._coordinator.hopeless:
+            # Who recovers is not kept waiting: the recovery ends with the next commit, so a small epoch is let through.
+            while guard.decision.pause and not self._coordinator.hopeless and not guard.recovering:
                 if self._stop.wait(0.02) or self._journal_says_stop():
                     return False
+                until = time.monotonic()
                 self._look_around()
                 self._back_up()
                 guard.decide()
         finally:
-            guard.paused(time.monotonic() - started)
+            guard.paused(until - started)
             self._say("")
         return True
 

@@ -164,8 +164,9 @@ def inflict(
     trials = []
     for number, blow in enumerate(blows, start=1):
         time.sleep(blow.pause_s)
+        aim = experiment.aim(blow.fault, blow.share, timeout_s(deadline_s))
         before = await_forecast(experiment, blow.fault)
-        struck = experiment.strike(blow.fault, blow.share, timeout_s(deadline_s))
+        struck = experiment.strike(blow.fault, aim=aim)
         host_s = before.forecasts[Fault.HOST.label].bound_s if Fault.HOST.label in before.forecasts else 0.0
         forecast = before.forecasts[blow.fault.label]
         try:

@@ -22,9 +22,10 @@ from holdfast.errors import HoldfastError
 from holdfast.faults.app import command
 from holdfast.faults.cluster import Cluster
 from holdfast.faults.kinds import Fault
-from holdfast.faults.victims import Nobody, Victims, kill
+from holdfast.faults.victims import Aim, Nobody, Victims, kill
 from holdfast.log.journal import Journal
 from holdfast.metrics import read_status
+from holdfast.recovery.trace import EpochLine, read_trace
 from holdfast.supervise.processes import kill_everything
 
 START_TIMEOUT_S = 120.0
@@ -87,17 +88,21 @@ class Struck:
         return self.planned if self.planned > self.epoch else self.epoch + 1
 
 
-def waiting_s(fault: Fault, at_ms: int, planned_ms: int, before_ms: Sequence[int]) -> float:
+def waiting_s(
+    fault: Fault, at_ms: int, planned_ms: int, before_ms: Sequence[int], paused_s: float = 0.0
+) -> float:
     """How long nothing was wrong between a fault and the plan of the epoch whose commit ended the recovery.
 
     An epoch that was planned before the fault waited for nothing, and without a driver nobody waits. Otherwise the
     driver waited for data or for its interval until the next plan was due, by the usual distance between
-    plans; what passed beyond that counts as recovery, since a driver that looks after lost shards plans nothing.
+    plans and by how long intake was paused for a backup; what passed beyond that counts as recovery, since a driver that
+    looks after lost shards plans nothing. A pause ends where a fault is noticed.
 
     Args:
         at_ms: when the fault came.
         planned_ms: when that epoch was planned.
         before_ms: when the epochs before it were planned, in order.
+        paused_s: how long nothing was taken in before it, for the deadline's sake.
 
     >>> waiting_s(Fault.HOST, 10_100, 10_400, [9_000, 9_500, 10_000])
     0.3
@@ -107,7 +112,7 @@ def waiting_s(fault: Fault, at_ms: int, planned_ms: int, before_ms: Sequence[int
     if planned_ms <= at_ms or fault in OF_DRIVER or len(before_ms) < 2:
         return 0.0
     gaps = [later - earlier for earlier, later in itertools.pairwise(before_ms)]
-    due_ms = before_ms[-1] + statistics.median(gaps)
+    due_ms = before_ms[-1] + statistics.median(gaps) + paused_s * 1000
     return max(0.0, min(planned_ms, due_ms) - at_ms) / 1000
 
 
@@ -197,22 +202,27 @@ class Experiment:
 
     # Faults
 
-    def strike(self, fault: Fault, share: float = 0.0, timeout_s: float = 60.0) -> Struck:
-        """Do it as soon as there is somebody to do it to."""
+    def aim(self, fault: Fault, share: float = 0.0, timeout_s: float = 60.0) -> Aim:
+        """Whom to strike, as soon as there is somebody."""
         until = time.monotonic() + timeout_s
         while True:
             self._check_lives()
             try:
-                aim = self.victims.aim(fault, share)
+                return self.victims.aim(fault, share)
             except Nobody as nobody:
                 if time.monotonic() >= until:
                     raise self._stuck(f"{fault.label}: {nobody} for {timeout_s:.0f} s.") from None
                 time.sleep(_LOOK_EVERY_S)
-                continue
-            at_s, at_ms = time.monotonic(), int(time.time() * 1000)
-            aim.strike()
-            epoch, planned = self.last_epoch(), self.last_planned()
-            return Struck(fault, aim.victim, at_ms, at_s - self._started_s, at_s, epoch, planned)
+
+    def strike(
+        self, fault: Fault, share: float = 0.0, timeout_s: float = 60.0, aim: Aim | None = None
+    ) -> Struck:
+        """Do it as soon as there is somebody to do it to, or to the one who was aimed at."""
+        aim = aim or self.aim(fault, share, timeout_s)
+        at_s, at_ms = time.monotonic(), int(time.time() * 1000)
+        aim.strike()
+        epoch, planned = self.last_epoch(), self.last_planned()
+        return Struck(fault, aim.victim, at_ms, at_s - self._started_s, at_s, epoch, planned)
 
     def await_recovery(self, struck: Struck, timeout_s: float = 120.0) -> float:
         """Wait until the application is back: the seconds that it took from the fault, less the waiting for data."""
@@ -245,7 +255,13 @@ class Experiment:
     def _waiting_s(self, struck: Struck) -> float:
         wanted = range(max(1, struck.awaited - _RECENT_PLANS), struck.awaited + 1)
         *before, last = [plan for plan in map(self.journal.plan, wanted) if plan is not None]
-        return waiting_s(struck.fault, struck.at_ms, last.now_ms, [plan.now_ms for plan in before])
+        planned_ms = [plan.now_ms for plan in before]
+        return waiting_s(struck.fault, struck.at_ms, last.now_ms, planned_ms, self._paused_s(struck.awaited))
+
+    def _paused_s(self, epoch: int) -> float:
+        """How long intake was paused before an epoch, as its run tells."""
+        lines = (line for line in read_trace(self.directory) if isinstance(line, EpochLine))
+        return next((line.paused_s for line in lines if line.epoch == epoch), 0.0)
 
     def await_commit(self, epoch: int, timeout_s: float) -> None:
         """Wait until an epoch is decided."""

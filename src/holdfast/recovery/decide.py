@@ -60,6 +60,26 @@ class Decision(msgspec.Struct, frozen=True):
     """Whether the bound can be held under the deadline at all."""
 
 
+def least_epoch(fixed_s: float, each_s: float, records: float, pace_s: float) -> int:
+    """The smallest epochs that are worth their while: they keep up with what comes, one right after the other.
+
+    Where more comes than half of what can be done, they need not keep up with it, but half of their time is spent on
+    records: smaller ones would mostly stop the pipeline.
+
+    Args:
+        fixed_s, each_s: what an epoch takes, and each of its records.
+        records, pace_s: how many came in an epoch, and how long one passed after the other.
+
+    >>> least_epoch(0.1, 1e-6, 10_000, 1.0), least_epoch(0.1, 1e-3, 10_000, 1.0)
+    (1011, 100)
+    """
+    busy = records / max(pace_s, 1e-3) * each_s
+    if busy <= 0:
+        return 1
+    share = 1.0 if busy >= 0.5 else busy / (1 - busy)
+    return max(1, min(math.ceil(records), math.ceil(share * fixed_s / each_s)))
+
+
 def lead_epochs(outlook: Outlook) -> int:
     """How many epochs pass while a backup is made, fails, and is made again."""
     failed_s = outlook.backup_s if outlook.failed_s is None else outlook.failed_s

@@ -209,6 +209,8 @@ class Memory(msgspec.Struct, frozen=True):
     """The records of the largest epoch there was."""
     executors_s: list[float] = []
     """From a context's start until its executors were there, the last few times."""
+    backlog: int = 0
+    """How much waited when all was well."""
     format: int = 1
 
 
@@ -220,7 +222,8 @@ class Learned:
         seen = memory.seen
         self.epoch = Linear(EPOCH, seen.get("epoch"))
         self.replay = Linear(REPLAY, seen.get("replay"))
-        self.fetch = Linear(FETCH, seen.get("fetch"))
+        self._read = Linear(FETCH, seen.get("read"))
+        self.fetch = self._fetch(seen.get("fetch"))
         self.reload = Linear(RELOAD, seen.get("reload"))
         self.upload = Linear(UPLOAD, seen.get("upload"))
         self._start = Linear(START, seen.get("start"))
@@ -229,6 +232,19 @@ class Learned:
         self._families = {name: self._family(name, seen.get(f"environment.{name}")) for name in FAMILIES}
         self.counts = dict(memory.counts)
         self.outcomes = set(memory.outcomes)
+
+    def _fetch(self, seen: Seen | None) -> Linear:
+        """Loading is thought to be as slow as the store was when it was tried, and never faster than before it was:
+        what was tried may come from a cache, and a real load also brings it into memory."""
+        weights = FETCH.weights
+        if self._read.seen.count:
+            weights = [max(pair) for pair in zip(weights, self._read.weights, strict=True)]
+        return Linear(msgspec.structs.replace(FETCH, weights=weights), seen)
+
+    def store_read(self, size: int, files: int, seconds: float) -> None:
+        """Learn how fast the store is from trying it."""
+        self._read.learn([1.0, float(size), float(files)], seconds)
+        self.fetch = self._fetch(self.fetch.seen)
 
     def _family(self, name: str, seen: Seen | None) -> Linear:
         """What faults of a family take: a driver's is thought to be like its starts, and executors as slow as theirs."""
@@ -239,7 +255,7 @@ class Learned:
             weights[0] = max(weights[0], max(self._executors_s, default=0.0) + WITH_EXECUTORS[name])
         # What takes a part of a second is known less well, as a share.
         first = 0.25 if weights[0] > 1.0 else 1.0
-        return Linear(Prior(weights, [first, *[1.0] * (len(weights) - 1)], noise=0.12, df=8, keep=0.95), seen)
+        return Linear(Prior(weights, [first, *[1.0] * (len(weights) - 1)], noise=0.15, df=6, keep=0.95), seen)
 
     def memory(self) -> Memory:
         """As it is kept in a file."""
@@ -247,6 +263,7 @@ class Learned:
             "epoch": self.epoch.seen,
             "replay": self.replay.seen,
             "fetch": self.fetch.seen,
+            "read": self._read.seen,
             "reload": self.reload.seen,
             "upload": self.upload.seen,
             "start": self._start.seen,
@@ -405,9 +422,14 @@ class Bounds:
         self._kept = _largest([(s, squared) for lost, s, squared in parts if not lost])
         self._lost = [(s, squared) for lost, s, squared in parts if lost]
 
-    def parted(self, deadline_s: float) -> tuple[Bounds | None, Bounds | None]:
-        """The faults that fit a deadline with next to nothing to run again, and those that don't; None: there are none."""
-        fitting = [self._only([part])(History(1, 1), 1) <= deadline_s for part in self._parts]
+    def parted(self, deadline_s: float, least: int = 1) -> tuple[Bounds | None, Bounds | None]:
+        """The faults that fit a deadline with one small epoch to run again, and those that don't; None: there are none.
+
+        Args:
+            least: the records of that epoch. Where smaller ones could not keep up with what comes, to hold the
+                deadline for a fault would only stop the pipeline.
+        """
+        fitting = [self._only([part])(History(1, least), least) <= deadline_s for part in self._parts]
         sides = (
             [part for part, fits in zip(self._parts, fitting, strict=True) if fits is wanted]
             for wanted in (True, False)

@@ -16,7 +16,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -32,13 +32,14 @@ from holdfast.faults.kinds import Fault
 from holdfast.log.records import Commit
 from holdfast.metrics import Forecast
 from holdfast.recovery.chance import Guess
-from holdfast.recovery.decide import Decision, Outlook, decide
+from holdfast.recovery.decide import Decision, Outlook, decide, least_epoch
 from holdfast.recovery.estimate import (
     OF_DRIVER,
     Bounds,
     Estimate,
     History,
     Learned,
+    Memory,
     Notice,
     Outcome,
     attribute,
@@ -57,7 +58,7 @@ from holdfast.recovery.memory import (
 from holdfast.recovery.replay import MAX_RECORDS, Took
 from holdfast.recovery.standing import Loads, Standing
 from holdfast.recovery.trace import BackupLine, EpochLine, Trace
-from holdfast.supervise.heartbeat import FELL
+from holdfast.supervise.heartbeat import FELL, RESTARTS
 
 _log = logging.getLogger("holdfast.deadline")
 
@@ -73,8 +74,6 @@ _SPARK_ENDS_IDLE_S = 50.0
 """Spark ends Python workers that had nothing to do for a minute: a reload after such a pause is no fault's."""
 _TELL_EVERY_S = 60.0
 _RECENT = 20
-_READINGS = 3
-"""After so many observations of loading, trying the store teaches nothing more."""
 _KEEP_EVERY_S = 5.0
 _LOOK_EVERY_S = 0.5
 
@@ -111,9 +110,11 @@ class Guard:
         if environment is None:
             environment = dict(os.environ)
             os.environ.pop(FELL, None)  # it is told once
+            os.environ.pop(RESTARTS, None)
         self._drilled = bool(environment.get(DRILL))
         self.faults = covered(notice)
-        self.learned = Learned(read_memory(directory))
+        self._known = read_memory(directory) or Memory()
+        self.learned = Learned(self._known)
         self._trace = Trace(directory)
         self._standing = Standing(cores, settings.max_records, loads)
         self._gaps: collections.deque[float] = collections.deque(maxlen=_RECENT)
@@ -125,10 +126,12 @@ class Guard:
         self._ended: collections.deque[Checkpoint | FailedCheckpoint] = collections.deque()
         self._readings: collections.deque[Reading] = collections.deque()
         self._episode = _fallen(environment.get(FELL, ""))
+        self._restarts = _restarts(environment.get(RESTARTS, ""), notice.restart_s)
+        self._well_since_s: float | None = None
         self._first_epoch: int | None = None
         self._catching: Outcome | None = None
         """A recovery after which more waits than before."""
-        self._backlog = 0
+        self._backlog = self._known.backlog
         """How much waited when all was well."""
         self._paused_s = 0.0
         self._kept_s = self._looked_s = 0.0
@@ -138,6 +141,7 @@ class Guard:
         self._infeasible_told, self._told_s = False, -_TELL_EVERY_S
         self.cost_s = 0.0
         """What estimating and deciding have cost so far."""
+        self._counting = False
 
     # What the driver tells
 
@@ -181,7 +185,31 @@ class Guard:
         backlog: int = 0,
     ) -> Decision:
         """Learn from an epoch, and decide."""
-        started = time.perf_counter()
+        with self._costing():
+            self._take_in_epoch(
+                commit,
+                took_s,
+                clean=clean,
+                reloads=reloads,
+                took=took,
+                run_s=run_s,
+                idle_s=idle_s,
+                backlog=backlog,
+            )
+        return self.decision
+
+    def _take_in_epoch(
+        self,
+        commit: Commit,
+        took_s: float,
+        *,
+        clean: bool,
+        reloads: int,
+        took: Took,
+        run_s: float,
+        idle_s: float,
+        backlog: int,
+    ) -> None:
         now_s = self._clock_s()
         if (
             clean and commit.records_in > 0 and self._first_epoch is not None
@@ -189,14 +217,14 @@ class Guard:
             self.learned.epoch.learn([1.0, float(commit.records_in)], took_s)
         self._learn_recovery(took)
         if self._first_epoch is None:
-            self._first_epoch = commit.epoch
+            self._first_epoch, self._well_since_s = commit.epoch, now_s
         elif self._episode is None and reloads and now_s - took_s - self._committed_s < _SPARK_ENDS_IDLE_S:
             self._episode = Episode(Fault.WORKER_KILL, now_s - took_s, self._all_estimates(), within=True)
         if self._episode is not None:
             self._recovered(commit, now_s, took, run_s, idle_s)
         elif self._committed_s:
             self._gaps.append(now_s - self._committed_s - self._paused_s)
-        self._catch_up(now_s, backlog)
+        self._catch_up(commit.epoch, now_s, backlog)
         self._committed_s = now_s
         self._standing.committed(commit)
         self._see([commit.records_in])
@@ -205,8 +233,19 @@ class Guard:
             self._look_at_drill()
         self.decide()
         self._write(commit, now_s, took_s)
-        self.cost_s += time.perf_counter() - started
-        return self.decision
+
+    @contextlib.contextmanager
+    def _costing(self) -> Iterator[None]:
+        """Count what estimating and deciding cost; what is done inside of it is counted once."""
+        if self._counting:
+            yield
+            return
+        self._counting, started = True, time.perf_counter()
+        try:
+            yield
+        finally:
+            self._counting = False
+            self.cost_s += time.perf_counter() - started
 
     def fault(self, fault: Fault, began_s: float) -> bool:
         """Something was noticed: the epoch under way is lost, or shards are. True if it was not known before."""
@@ -246,8 +285,15 @@ class Guard:
         return min(self._settings.max_records, max(FIRST_RECORDS, GROWTH * self.learned.largest))
 
     @property
+    def recovering(self) -> bool:
+        """Whether a fault is known whose recovery is not over."""
+        return self._episode is not None
+
+    @property
     def limit(self) -> int:
         """The most records the next epoch may have for the deadline's sake."""
+        if self.recovering and self.decision.pause:
+            return 1  # it ends the recovery, and adds next to nothing to a history that is long enough
         most = self.most_records
         return most if self.decision.limit is None else min(most, max(1, self.decision.limit))
 
@@ -279,12 +325,17 @@ class Guard:
 
     def decide(self) -> Decision:
         """What to do now, from all that is known."""
+        with self._costing():
+            return self._decide()
+
+    def _decide(self) -> Decision:
         self._take_in_backups()
+        self._count_restart()
         # A backup made now would have to be loaded as large as the state is now.
         bound = Bounds(
             self._standing.backed(), self.learned, self._notice, self.faults, self._settings.confidence
         )
-        within, beyond = bound.parted(self._settings.deadline_s)
+        within, beyond = bound.parted(self._settings.deadline_s, self._least_epoch())
         uploading = None
         if self._uploading is not None:
             uploading = self._standing.since(self._uploading)
@@ -307,6 +358,20 @@ class Guard:
         self.forecast()
         self._tell_feasible()
         return self.decision
+
+    def _count_restart(self) -> None:
+        """A supervisor waits the longer before the next start the more often the driver fell, until it was well for a while."""
+        if self._notice.driver_s is None:
+            return
+        soon_s, after_s, later_s, _ = self._restarts
+        well = self._well_since_s is not None and self._clock_s() - self._well_since_s > after_s
+        restart_s = later_s if well else soon_s
+        if restart_s != self._notice.restart_s:
+            self._notice = msgspec.structs.replace(self._notice, restart_s=restart_s)
+
+    def _least_epoch(self) -> int:
+        fixed_s, each_s = self.learned.epoch.weights
+        return least_epoch(fixed_s, each_s, self._standing.mean_records or 0.0, self._pace_s())
 
     def _pace_s(self) -> float:
         if not self._gaps:
@@ -366,7 +431,8 @@ class Guard:
         if self._infeasible_told:
             return
         self._told_s, self._infeasible_told = now_s, True
-        there = msgspec.structs.replace(self._standing.backed(), history=History(1, 1))
+        least = self._least_epoch()
+        there = msgspec.structs.replace(self._standing.backed(), history=History(1, least))
         told = explain(there, self.learned, self._notice, self._settings.confidence)
         if told is None:
             return
@@ -375,6 +441,7 @@ class Guard:
         if (
             self._settings.on_infeasible == "refuse" and starting
         ):  # what runs, or comes back, is not ended for it
+            self._keep()  # so that `holdfast explain` can say why
             raise InfeasibleError(
                 message,
                 remedy="Choose a longer deadline, or change what is at fault:",
@@ -391,10 +458,7 @@ class Guard:
     def _take_in_backups(self) -> None:
         while self._readings:
             read = self._readings.popleft()
-            if (
-                self.learned.fetch.seen.count < _READINGS
-            ):  # real loads tell more: they also bring it into memory
-                self.learned.fetch.learn([1.0, float(read.bytes), float(read.files)], read.seconds)
+            self.learned.store_read(read.bytes, read.files, read.seconds)
         while self._ended:
             outcome = self._ended.popleft()
             self._uploading = None
@@ -468,11 +532,14 @@ class Guard:
         if not self._drilled:
             self._learn_outcome(outcome)
 
-    def _catch_up(self, now_s: float, backlog: int) -> None:
-        """After a recovery: once no more waits than before the fault, note how long that took from the fault on."""
+    def _catch_up(self, epoch: int, now_s: float, backlog: int) -> None:
+        """After a recovery: once no more waits than before the fault, note how long that took from the fault on.
+
+        What waits is known from an epoch's plan, and the one that ended the recovery was planned long ago.
+        """
         if self._catching is None:
             self._backlog = backlog
-        elif backlog <= self._backlog:
+        elif epoch > self._catching.epoch and backlog <= self._backlog:
             caught_up_s = max(self._catching.took_s, now_s - self._catching.at_ms / 1000)
             write_outcome(self._directory, msgspec.structs.replace(self._catching, caught_up_s=caught_up_s))
             self._catching = None
@@ -501,7 +568,7 @@ class Guard:
             self.learned.reload.learn(
                 [1.0, float(self._standing.situation.host_bytes)], outcome.measured.loading
             )
-        waited_s = self._notice.restart_s if fault in OF_DRIVER else 0.0
+        waited_s = self._restarts[3] if fault in OF_DRIVER else 0.0
         self.learned.recovered(fault, outcome.measured.environment - waited_s)
         self.learned.outcomes.add(key)
         self._keep()
@@ -566,6 +633,7 @@ class Guard:
                 situation=self._standing.situation,
                 deadline_s=self._settings.deadline_s,
                 confidence=self._settings.confidence,
+                backlog=self._backlog,
             )
             temporary.write_bytes(msgspec.json.encode(memory))
             os.replace(temporary, self._directory / MEMORY)
@@ -577,6 +645,15 @@ class Guard:
 
 
 _FROZEN = {Fault.WORKER_KILL: Fault.WORKER_FREEZE, Fault.EXECUTOR_KILL: Fault.EXECUTOR_FREEZE}
+
+
+def _restarts(told: str, usual_s: float) -> tuple[float, float, float, float]:
+    """What a supervisor tells of its next restart, and of this one; where none does, as the settings say."""
+    try:
+        soon_s, after_s, later_s, waited_s = map(float, told.split())
+    except ValueError:
+        return usual_s, 0.0, usual_s, usual_s
+    return soon_s, after_s, later_s, waited_s
 
 
 def _fallen(told: str) -> Episode | None:

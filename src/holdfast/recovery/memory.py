@@ -75,4 +75,5 @@ def read_outcomes(directory: Path) -> list[Outcome]:
 def _joined(told: Outcome, own: Outcome) -> Outcome:
     """A drill's time, in the parts that the run saw; it may have taken the fault for another one."""
     parts = split(told.took_s, told.estimated.detection, own.measured.loading, own.measured.recomputing)
-    return msgspec.structs.replace(told, measured=parts)
+    caught_up_s = own.caught_up_s if told.caught_up_s is None else told.caught_up_s
+    return msgspec.structs.replace(told, measured=parts, caught_up_s=caught_up_s)

@@ -23,7 +23,7 @@ import numpy as np
 
 from holdfast.checkpoint.policy import Deadline, Known, Policy, due
 from holdfast.faults.kinds import Fault
-from holdfast.recovery.decide import Bound, Decision, Outlook, decide
+from holdfast.recovery.decide import Bound, Decision, Outlook, decide, least_epoch
 from holdfast.recovery.estimate import Bounds, History, Learned, Notice, Situation, covered, estimate
 from holdfast.recovery.trace import BackupLine, EpochLine
 
@@ -306,23 +306,33 @@ class _Walk:
             return run.other_bound(at, planned)
 
         host = functools.partial(run.host_bound, stored_bytes)
-        fits = [bound(History(1, 1), 1) <= deadline_s for bound in (other, host)]
+        least = self._least_epoch()
+        fits = [bound(History(1, least), least) <= deadline_s for bound in (other, host)]
         if fits == [True, False]:
             return other, host
         if fits == [False, True]:
             return host, other
         return functools.partial(run.bound, at, stored_bytes), None
 
+    def _pace_s(self) -> float:
+        return (
+            statistics.median(self._gaps) if self._gaps else self._run.learned.epoch.predict([1.0, 1.0]).mean
+        )
+
+    def _least_epoch(self) -> int:
+        fixed_s, each_s = self._run.learned.epoch.weights
+        mean = statistics.fmean(self._records) if self._records else 0.0
+        return least_epoch(fixed_s, each_s, mean, self._pace_s())
+
     def _outlook(self) -> Outlook:
         """What the guard would know."""
         uploading = None if self._uploading is None else self._here.epochs - self._uploading[0].epochs
         learned = self._run.learned
         upload = learned.upload.predict([1.0, float(self._new_bytes)])
-        pace_s = statistics.median(self._gaps) if self._gaps else learned.epoch.predict([1.0, 1.0]).mean
         return Outlook(
             deadline_s=self.result.deadline_s,
             history=self._history(),
-            epoch_s=max(_SMALLEST_GAP_S, pace_s),
+            epoch_s=max(_SMALLEST_GAP_S, self._pace_s()),
             epoch_records=min(max(self._records, default=0), self._run.max_records),
             max_records=self._run.max_records,
             backup_s=upload.bound(self._run.confidence),

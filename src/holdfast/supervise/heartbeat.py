@@ -23,6 +23,9 @@ SUPERVISED = "HOLDFAST_SUPERVISED"
 """After how many seconds of silence the supervisor of this driver acts; not set where there is none."""
 FELL = "HOLDFAST_FELL"
 """When the driver before this one fell: milliseconds, then `killed` or `silent`."""
+RESTARTS = "HOLDFAST_RESTARTS"
+"""When this driver will be started again if it falls: seconds, for how long it must be well until that changes, and to
+what; and how long it was waited with itself."""
 EVERY_S = 1.0
 
 

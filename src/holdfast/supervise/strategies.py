@@ -182,6 +182,19 @@ def delay_s(strategy: Strategy) -> float:
     return 0.0
 
 
+def delays_s(history: Sequence[End], strategy: Strategy) -> tuple[float, float, float]:
+    """How long a driver that falls next is waited with: so long; from so long a health on so long.
+
+    >>> fell = End(at_s=9.0, exit_code=-9)
+    >>> delays_s([], Exponential(1.0, 60.0)), delays_s([fell, fell], Exponential(1.0, 60.0))
+    ((1.0, 60.0, 1.0), (4.0, 60.0, 1.0))
+    """
+    if not isinstance(strategy, Exponential):
+        return delay_s(strategy), 0.0, delay_s(strategy)
+    next_s = _backed_off_s([*history, End(at_s=0.0, exit_code=-1)], strategy)
+    return next_s, strategy.cap_s, strategy.first_s
+
+
 def _by_strategy(history: Sequence[End], strategy: Strategy, now: float) -> Restart | GiveUp:
     match strategy:
         case NoRestart():

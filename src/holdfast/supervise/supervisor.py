@@ -38,7 +38,7 @@ import msgspec
 
 from holdfast.errors import ConfigError
 from holdfast.metrics import Status, read_status
-from holdfast.supervise.heartbeat import EVERY_VARIABLE, FD_VARIABLE, FELL, SUPERVISED, beat_every_s
+from holdfast.supervise.heartbeat import EVERY_VARIABLE, FD_VARIABLE, FELL, RESTARTS, SUPERVISED, beat_every_s
 from holdfast.supervise.processes import kill_everything, let_everything_end, start
 from holdfast.supervise.strategies import (
     DONE,
@@ -49,6 +49,7 @@ from holdfast.supervise.strategies import (
     Restart,
     Strategy,
     decide,
+    delays_s,
 )
 
 FILE = "supervisor.json"
@@ -202,6 +203,7 @@ class Supervisor:
         self._history: deque[End] = deque(maxlen=MOST_FAILURES + 1)
         self._started_ms = int(time.time() * 1000)
         self._asked = _Asked()
+        self._waited_s = 0.0
         self.restarts = 0
 
     def run(self) -> int:
@@ -226,6 +228,7 @@ class Supervisor:
             return None
         self.restarts += 1
         self._tell(Restarting(end, self.restarts, decision.after_s))
+        self._waited_s = decision.after_s
         return decision.after_s
 
     def _live(self) -> End:
@@ -247,6 +250,7 @@ class Supervisor:
             FD_VARIABLE: str(beat),
             EVERY_VARIABLE: str(beat_every_s(self._timeout_s)),
             SUPERVISED: str(self._timeout_s),
+            RESTARTS: " ".join(f"{s:g}" for s in (*delays_s(self._history, self._strategy), self._waited_s)),
         }
         try:
             command = self._later if self.restarts else self._first
