@@ -389,3 +389,10 @@ def test_a_report_without_matplotlib_names_the_command_that_installs_it(
 def test_what_can_not_be_done_is_said_before_a_cluster_is_started(words: list[str], says: str) -> None:
     error = CliRunner().invoke(app, ["drill", "examples/wordcount.py", *words]).exception
     assert isinstance(error, ConfigError) and says in str(error) and error.remedy
+
+
+def test_a_pause_for_a_backup_is_waiting_and_what_lasts_longer_is_not() -> None:
+    """A worker killed while intake was paused had the rest of the pause in its recovery."""
+    last_ms = EVERY_HALF_SECOND[-1]
+    assert waiting_s(Fault.WORKER_KILL, last_ms + 100, last_ms + 3_000, EVERY_HALF_SECOND, 4.0) == 2.9
+    assert waiting_s(Fault.WORKER_KILL, last_ms + 100, last_ms + 9_000, EVERY_HALF_SECOND, 4.0) == 4.4

@@ -693,3 +693,24 @@ def test_a_function_that_ends_its_process_is_an_error_of_the_users(tmp_path: Pat
     with pytest.raises(UserCodeError, match=r"ended its process: SystemExit\(enough\)") as caught:
         live(p, tmp_path, max_records=20)
     assert "test_recovery.py" in str(caught.value)
+
+
+@pytest.mark.parametrize("made_before", [True, False])
+def test_an_interval_goes_on_where_the_life_before_was(tmp_path: Path, made_before: bool) -> None:
+    """It began anew with every driver: where those died sooner than it was over, no checkpoint was ever made."""
+    now = [1_000_000]
+    options: dict[str, Any] = {"checkpoint": "60s", "max_records": 20, "checkpoint_on_stop": False}
+    options |= {"clock_ms": lambda: now[0], "runner": Waiting}
+    if made_before:
+        first = make(unsteady(hf.memory()), tmp_path, epochs=1, **options)
+        first.journal.ask_for_checkpoint()
+        first.driver.start()
+        first.driver.run()
+        assert len(first.catalog.completed()) == 1
+    made: list[int] = []
+    for _ in range(4):
+        now[0] += 25_000
+        life = live(unsteady(hf.memory()), tmp_path, epochs=1, **options)
+        life.coordinator.wait(10.0)
+        made.append(sum(isinstance(o, Checkpoint) for o in life.outcomes))
+    assert sum(made) == 1 and made[0] == 0, "one interval is over, and not four"

@@ -10,6 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.checkpoint.policy import Trigger
 from holdfast.cli.output import amount, clock, millis, size
 from holdfast.cli.watching import Seen
 from holdfast.metrics import Status, Watermark
@@ -236,11 +237,12 @@ def _deadline(status: Status) -> Text:
 
 
 def _backup(status: Status) -> Text:
-    """When the newest backup was made; why is in `holdfast status`."""
+    """When the newest backup was made, and in a word why; the sentence is in `holdfast status`."""
     if not status.checkpoint_ms:
         return Text("not needed yet" if status.policy == "deadline" else "none yet", style="dim")
     ago_s = max(0.0, time.time() - status.checkpoint_ms / 1000)
-    text = f"{clock(ago_s)} ago"
+    why = next((t.name.lower().replace("_", " ") for t in Trigger if t.value == status.backup_reason), "")
+    text = f"{clock(ago_s)} ago" + (f", {why}" if why else "")
     return Text(f"{text}, intake paused" if status.paused else text, style="dim")
 
 
