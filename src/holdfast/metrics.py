@@ -55,6 +55,10 @@ class EpochFacts(msgspec.Struct, frozen=True):
     """The memory of the largest worker that holds a shard."""
     late_records: dict[str, int] = {}
     """Records that came too late for an operator, by its uid."""
+    untimed_records: dict[str, int] = {}
+    """Records without a time, by uid of the `event_time` operator."""
+    unseen_records: dict[str, int] = {}
+    """Records that were in no result when their window was forgotten, by uid of the window."""
     watermarks: dict[str, Watermark] = {}
     """Event time, by uid of the operator that assigns it."""
 
@@ -102,6 +106,10 @@ class Status(msgspec.Struct):
     state_bytes: int = 0
     bad_records: dict[str, int] = {}
     late_records: dict[str, int] = {}
+    untimed_records: dict[str, int] = {}
+    """Records without a time, by uid of the `event_time` operator."""
+    unseen_records: dict[str, int] = {}
+    """Records that were in no result when their window was forgotten, by uid of the window."""
     watermarks: dict[str, Watermark] = {}
     """Event time, by uid of the operator that assigns it."""
     policy: str = ""

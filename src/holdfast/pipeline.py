@@ -218,7 +218,8 @@ class Stream:
             idle_after: a split with nothing to read for so long is not waited for.
             align: the name of a group of streams that are kept together: a source that is more than `drift`
                 ahead of the slowest of its group waits.
-            missing: "fail" for a record without a time, or "side": have those with `stream.side("untimed")`.
+            missing: "fail" for a record without a time, or "side": such records are counted, and can be had with
+                `stream.side("untimed")`.
             uid: under which name its watermarks are kept; by default made of its input's.
 
         >>> import holdfast as hf

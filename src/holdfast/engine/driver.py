@@ -406,6 +406,8 @@ class Driver:
                 reloads=reloads,
                 worker_rss_bytes=max((r.rss_bytes for r in reports), default=0),
                 late_records=commit.late,
+                untimed_records=commit.untimed,
+                unseen_records=commit.unseen,
                 watermarks=self._watermarks(plan, commit),
             )
         )

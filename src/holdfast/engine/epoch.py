@@ -6,7 +6,7 @@ offers ── assign ──> plan ── (run) ──> reports ── judge ─�
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -89,6 +89,8 @@ class Done:
     """The watermarks that were seen."""
     clocks: dict[str, int] = dataclasses.field(default_factory=dict)
     late: dict[str, int] = dataclasses.field(default_factory=dict)
+    untimed: dict[str, int] = dataclasses.field(default_factory=dict)
+    unseen: dict[str, int] = dataclasses.field(default_factory=dict)
     wake_ms: int | None = None
     answers: dict[str, list[AnswerFile]] = dataclasses.field(default_factory=dict)
 
@@ -172,11 +174,8 @@ def _mixed(reports: Sequence[Report]) -> list[str]:
 def _done(program: Program, settled: dict[str, str], reports: Sequence[Report]) -> Outcome:
     shards: dict[str, list[ShardCommit]] = {}
     sinks: dict[str, list[StagedFile]] = {}
-    records_out: dict[str, int] = {}
-    bad: dict[str, int] = {}
     marks: Marks = {}
     clocks: dict[str, int] = {}
-    late: dict[str, int] = {}
     answers: dict[str, list[AnswerFile]] = {}
     for report in sorted(reports, key=lambda r: (r.stage != "", r.stage, r.shard, _number(r.task))):
         if report.stage:
@@ -188,20 +187,35 @@ def _done(program: Program, settled: dict[str, str], reports: Sequence[Report]) 
             )
         for uid, files in report.sinks.items():
             sinks.setdefault(uid, []).extend(files)
-        for uid, count in report.records_out.items():
-            records_out[uid] = records_out.get(uid, 0) + count
-        for uid, count in report.bad.items():
-            bad[uid] = bad.get(uid, 0) + count
-        for uid, count in report.late.items():
-            late[uid] = late.get(uid, 0) + count
         for uid, found in report.answers.items():
             answers.setdefault(uid, []).extend(found)
         merge(marks, report.marks)
         if report.clock is not None and report.clock > MIN_TIME:
             clocks[report.stage] = report.clock
-    wake_ms = min((r.wake_ms for r in reports if r.wake_ms is not None), default=None)
-    records_in = sum(r.records_in for r in reports if not r.stage)
-    return Done(shards, sinks, settled, records_in, records_out, bad, marks, clocks, late, wake_ms, answers)
+    return Done(
+        shards=shards,
+        sinks=sinks,
+        schemas=settled,
+        records_in=sum(r.records_in for r in reports if not r.stage),
+        records_out=_added(r.records_out for r in reports),
+        bad=_added(r.bad for r in reports),
+        marks=marks,
+        clocks=clocks,
+        late=_added(r.late for r in reports),
+        untimed=_added(r.untimed for r in reports),
+        unseen=_added(r.unseen for r in reports),
+        wake_ms=min((r.wake_ms for r in reports if r.wake_ms is not None), default=None),
+        answers=answers,
+    )
+
+
+def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """What several tasks counted, by uid, in an order that does not depend on who reported first."""
+    made: dict[str, int] = {}
+    for mine in counts:
+        for uid, count in mine.items():
+            made[uid] = made.get(uid, 0) + count
+    return dict(sorted(made.items()))
 
 
 def _number(task: str) -> int:
@@ -224,6 +238,8 @@ def decide(plan: Plan, done: Done, generation: int, published: int, took_ms: flo
         marks=reached(Clocks(plan.marks, plan.idle, plan.ended, plan.given), done.marks),
         clocks={**plan.clocks, **done.clocks},
         late=done.late,
+        untimed=done.untimed,
+        unseen=done.unseen,
         wake_ms=done.wake_ms,
         answers=done.answers,
         replan=plan.replan,

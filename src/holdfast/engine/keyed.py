@@ -99,8 +99,10 @@ class Work:
     after: int = MIN_TIME
     """The event clock before and after the epoch."""
     late_records: int = 0
+    unseen_records: int = 0
     wake_ms: int | None = None
-    """What the operator has to say: how many records came too late, and when its next timer is due."""
+    """What the operator has to say: how many records came too late, how many were in no result when their window was
+    forgotten, and when its next timer is due."""
     stamp: Stamp | None = None
     """For windows: where the records have their time, also when none came."""
 

@@ -188,6 +188,10 @@ class Report(msgspec.Struct):
     clock: int | None = None
     """A shard's event clock after the epoch."""
     late: dict[str, int] = {}
+    untimed: dict[str, int] = {}
+    """Records without a time, by uid of the assigner."""
+    unseen: dict[str, int] = {}
+    """Records that were in no result when their window was forgotten, by uid of the operator."""
     wake_ms: int | None = None
     """When the next timer on processing time is due."""
     answers: dict[str, list[AnswerFile]] = {}

@@ -102,6 +102,8 @@ def run_source_task(program: Program, task: SourceTask, where: Where) -> list[Se
     report.took_ms = (time.perf_counter() - started) * 1e3
     for chain in chains.values():
         merge(report.marks, chain.seen.marks)
+        for uid, count in chain.seen.untimed.items():
+            report.untimed[uid] = report.untimed.get(uid, 0) + count
     exchanges = [e for chain in chains.values() for e in chain.exchanges.values()]
     packed = (header, task.header)
     return _send(program, None, f"src{task.number}", packed, exchanges, [report], marks=report.marks)
@@ -356,13 +358,14 @@ def _apply(
             work.stamp = _stamp(program, node, 0) if node.kind == g.WINDOW else None
             operator.apply(work)
             report.late = {node.uid: work.late_records} if work.late_records else {}
+            report.unseen = {node.uid: work.unseen_records} if work.unseen_records else {}
             report.wake_ms = work.wake_ms
         reach("shard.applied", task=report.task)
         state.check_memory()
         chain.flush(groups_owned.start)
         report.sealed = state.seal(attempt, header.epoch, header.now_ms, resumable=again is None)
         report.came, report.sent = came_to(program, node, inbox), sent_by(chain)
-        report.marks = chain.seen.marks
+        report.marks, report.untimed = chain.seen.marks, chain.seen.untimed
         if again is not None:
             _compare(program, again, node, shard, state, report)
         report.sinks = chain.close()

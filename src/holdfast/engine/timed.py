@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 
 
 class Seen:
-    """What a chain has seen of event time: the split whose records are passing, and marks."""
+    """What a chain has seen of event time: the split whose records are passing, marks, and records without a time."""
 
     def __init__(self) -> None:
         self.split = ""
         self.marks: Marks = {}
+        self.untimed: dict[str, int] = {}
+        """How many, by uid of the assigner, whether anybody takes them or not."""
 
     def note(self, uid: str, mark: int) -> None:
         splits = self.marks.setdefault(uid, {})
@@ -77,13 +79,15 @@ class TimeStep:
     def _without(
         self, batch: Batch, times: npt.NDArray[np.int64], missing: npt.NDArray[np.bool_]
     ) -> tuple[Batch, npt.NDArray[np.int64]]:
+        uid, count = self._node.uid, int(missing.sum())
         if self._body.missing == "fail":
             raise SchemaError(
-                f"{int(missing.sum())} records have no time: {self._body.column!r} is null.",
-                uid=self._node.uid,
+                f"{count} records have no time: {self._body.column!r} is null.",
+                uid=uid,
                 where=self._node.where,
                 remedy=f'Filter them before, or have them with missing="side" and stream.side("{UNTIMED}").',
             )
+        self._seen.untimed[uid] = self._seen.untimed.get(uid, 0) + count
         table = batch.table(None)
         self._untimed.push(Batch(table=table.filter(pa.array(missing))))
         return Batch(table=table.filter(pa.array(~missing))), times[~missing]

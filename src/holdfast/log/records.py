@@ -141,6 +141,10 @@ class Commit(msgspec.Struct, frozen=True):
     """The event clock of each keyed operator after it."""
     late: dict[str, int] = {}
     """Records that came too late, by uid of the operator."""
+    untimed: dict[str, int] = {}
+    """Records without a time, by uid of the assigner."""
+    unseen: dict[str, int] = {}
+    """Records that were in no result when their window was forgotten, by uid of the operator."""
     wake_ms: int | None = None
     """When the next timer on processing time is due."""
     answers: dict[str, list[AnswerFile]] = {}

@@ -15,6 +15,7 @@ import holdfast as hf
 from holdfast.errors import PipelineError, SchemaError
 from holdfast.io.base import Limit, Offer, Range, Reading, Source
 from holdfast.time.units import MAX_TIME, MIN_TIME
+from tests.drivers import live
 
 Row = dict[str, Any]
 S = 1_000_000
@@ -255,6 +256,35 @@ def test_records_without_a_time_fail_or_come_out_at_the_side() -> None:
     result = hf.testing.run(made)
     assert result.rows("without") == [{"k": "a", "at": None}]
     assert sorted(r["k"] for r in result.rows("out")) == ["a", "b"]
+
+
+@pytest.mark.parametrize("taken", [True, False], ids=["taken", "left"])
+def test_records_without_a_time_are_counted_whether_anybody_takes_them_or_not(
+    taken: bool, tmp_path: Path
+) -> None:
+    rows = [{"k": str(n), "at": None if n % 3 == 0 else n} for n in range(10)]
+    made = hf.Pipeline("p")
+    timed = made.read("in", hf.records(rows, splits=2, per_epoch=4)).event_time(
+        "at", unit="s", missing="side"
+    )
+    timed.write("out", hf.memory())
+    if taken:
+        timed.side("untimed").write("without", hf.memory())
+    result = hf.testing.run(made)
+    assert sum(c.untimed.get("in.time", 0) for c in result.commits) == 4
+    assert len(result.rows("out")) == 6
+    life = live(made, tmp_path)
+    assert sum(f.untimed_records.get("in.time", 0) for f in life.facts) == 4
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_records_that_lose_their_time_behind_an_exchange_are_counted_there(parallelism: int) -> None:
+    rows = [{"k": str(n), "at": None if n % 3 == 0 else n} for n in range(10)]
+    made = hf.Pipeline("p")
+    totals = made.read("in", hf.records(rows)).key_by("k").aggregate("totals", seen=hf.max("at"))
+    totals.event_time("seen", unit="s", missing="side", uid="again").write("out", hf.memory())
+    result = hf.testing.run(made, parallelism=parallelism)
+    assert [c.untimed for c in result.commits] == [{"again": 4}]
 
 
 def test_a_map_that_drops_the_time_is_named() -> None:

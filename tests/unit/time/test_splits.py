@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast as hf
-from holdfast.cli.status import _event_time
+from holdfast.cli.status import _event_time, _set_aside
 from holdfast.engine.cut import Wait, when_to_cut
 from holdfast.errors import PipelineError
 from holdfast.io.base import Limit, Offer, Range, Reading, Source
@@ -292,3 +292,14 @@ def test_status_says_how_far_time_is_who_holds_it_and_who_is_not_waited_for() ->
     assert shown(waits=True).endswith("; waits for others of its group")
     assert shown(still_ms=31_000).endswith("; not moved for 0:31")
     assert "not moved" not in shown(still_ms=29_000)
+
+
+def test_status_counts_late_records_always_and_others_where_there_are_any() -> None:
+    none: dict[str, Any] = {"late_records": {}, "untimed_records": {}, "unseen_records": {}}
+    assert _set_aside(none) == [("late records", "0")]
+    some = {"late_records": {"w": 2, "x": 3}, "untimed_records": {"t": 4}, "unseen_records": {"w": 1}}
+    assert _set_aside(some) == [
+        ("late records", "w 2, x 3"),
+        ("untimed records", "t 4"),
+        ("unseen records", "w 1"),
+    ]
