@@ -92,9 +92,7 @@ def test_plain_lines_tell_of_event_time_and_of_records_that_are_in_no_result_bec
         reporter.hear(msgspec.structs.replace(status(epoch), **counts), one)
     reporter.end(None)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].endswith(
-        "  event time 1:05 behind  3 late records  4 untimed records  5 unseen records"
-    )
+    assert lines[0].endswith("  event time 1:05 behind  3 late records  4 untimed records  5 unseen records")
     assert lines[1].endswith("  event time not known yet")
     assert lines[2].endswith("2.0 KB")
     assert ", 3 late records, 4 untimed records, 5 unseen records. Directory" in lines[3]
