@@ -32,6 +32,8 @@ class Watermark(msgspec.Struct, frozen=True):
     ended: bool = False
     waits: bool = False
     """Whether nothing is read for it until others of its group are as far (`align`)."""
+    waits_for: str = ""
+    """Then: the operator of its group that is furthest behind, and what holds that back."""
 
 
 class EpochFacts(msgspec.Struct, frozen=True):

@@ -215,7 +215,7 @@ class Stream:
             column: Arrow timestamps or dates; or integers, then say their `unit` ("s", "ms", "us", "ns").
             out_of_order: how much later than its successors a record may come; later ones are late.
             watermark: another rule than `out_of_order`: `hf.periodic`, `hf.punctuated`, `hf.from_source`, or your own.
-            idle_after: a split with nothing to read for so long is not waited for.
+            idle_after: a split with nothing to say for so long is not waited for.
             align: the name of a group of streams that are kept together: a source that is more than `drift`
                 ahead of the slowest of its group waits.
             missing: "fail" for a record without a time, or "side": such records are counted, and can be had with

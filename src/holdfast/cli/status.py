@@ -166,7 +166,7 @@ def _event_time(uid: str, one: dict[str, Any]) -> Text:
         return Text(f"{uid}: not known yet; {one['split'] or 'nobody'} holds it back", style="yellow")
     text = f"{uid}: {clock(max(0, one['lag_ms']) / 1000)} behind; {one['split'] or 'nobody'} holds it back"
     if one["waits"]:
-        text += "; waits for others of its group"
+        text += f"; waits for {one['waits_for'] or 'others of its group'}"
     if one["idle"]:
         text += f"; idle: {', '.join(one['idle'])}"
     still = one["still_ms"] >= 30_000

@@ -117,7 +117,7 @@ def _lag(one: Watermark) -> Text:
 def _held(uid: str, one: Watermark, width: int) -> Text:
     """Who holds event time back, and for how long it has not moved."""
     if one.waits:
-        return Text(_fitting(f"{uid} waits for its group", width), style="yellow")
+        return Text(_fitting(f"{uid} waits for {one.waits_for or 'its group'}", width), style="yellow")
     if not one.split:
         return Text("")
     still = f", still for {clock(one.still_ms / 1000)}" if one.still_ms >= 10_000 else ""

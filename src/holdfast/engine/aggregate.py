@@ -185,9 +185,7 @@ class Parts:
         """The names of the kept columns, in order."""
         return [name for name, _, _ in self._plan] + list(self.own)
 
-    def partial(
-        self, table: pa.Table, keys: list[str], redact: bool, hidden: Sequence[str] = ()
-    ) -> pa.Table:
+    def partial(self, table: pa.Table, keys: list[str], redact: bool, hidden: Sequence[str] = ()) -> pa.Table:
         """Records as partial results, one row for each key, keys in the order they first came.
 
         `hidden`: columns of ours among the keys, which are no part of a record.

@@ -428,12 +428,10 @@ class Driver:
                 self._told_still.discard(uid)
             elif uid not in self._told_still and one.split and not one.ended:
                 self._told_still.add(uid)
-                _log.warning(
-                    "[%s] the watermark has not moved for %d s: %s holds it back (idle_after= lets it step out)",
-                    uid,
-                    one.still_ms // 1000,
-                    one.split,
-                )
+                why = f"{one.split} holds it back (idle_after= lets it step out)"
+                if one.waits:
+                    why = f"nothing is read for it until {one.waits_for} is as far (align=, drift=)"
+                _log.warning("[%s] the watermark has not moved for %d s: %s", uid, one.still_ms // 1000, why)
 
     # 5 Decide
 

@@ -236,6 +236,7 @@ def decide(plan: Plan, done: Done, generation: int, published: int, took_ms: flo
         published=published,
         took_ms=round(took_ms, 3),
         marks=reached(Clocks(plan.marks, plan.idle, plan.ended, plan.given), done.marks),
+        heard={uid: sorted(splits) for uid, splits in sorted(done.marks.items())},
         clocks={**plan.clocks, **done.clocks},
         late=done.late,
         untimed=done.untimed,

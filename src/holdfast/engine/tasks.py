@@ -53,7 +53,7 @@ from holdfast.state.backends import open_state
 from holdfast.state.keygroups import groups_of
 from holdfast.state.shard import EMPTY, Place, Sealed, ShardState
 from holdfast.time.units import MIN_TIME
-from holdfast.time.watermarks import Marks, event_clock, merge, reached
+from holdfast.time.watermarks import Marks, event_clock, merge, reached, still_idle
 
 
 class Where(msgspec.Struct, frozen=True):
@@ -393,7 +393,8 @@ def _clock(program: Program, node: g.Node, header: Header, inbox: Inbox) -> tupl
     if header.replayed is not None:
         return before, header.replayed.clocks.get(node.uid, before)
     assigners = clocked_by(program.stages.graph, node)
-    return before, event_clock(reached(header.start, inbox.marks), header.idle, assigners, before)
+    idle = still_idle(header.idle, inbox.marks)
+    return before, event_clock(reached(header.start, inbox.marks), idle, assigners, before)
 
 
 def _sides(program: Program, node: g.Node, tables: list[tuple[DataHead, pa.Table]]) -> list[Side]:

@@ -26,6 +26,7 @@ class Seen:
     def __init__(self) -> None:
         self.split = ""
         self.marks: Marks = {}
+        """Of each split that records with a time came from, whether they lead to a watermark or not."""
         self.untimed: dict[str, int] = {}
         """How many, by uid of the assigner, whether anybody takes them or not."""
 
@@ -48,8 +49,7 @@ class TimeStep:
             batch, times = self._without(batch, times, missing)
         if len(times):
             mark = self._mark(int(times.max()))
-            if mark is not None:
-                self._seen.note(self._node.uid, mark)
+            self._seen.note(self._node.uid, MIN_TIME if mark is None else mark)
             if self._body.watermarks.by_record:
                 self._by_record(batch)
         self._out.push(batch)

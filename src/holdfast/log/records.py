@@ -69,9 +69,11 @@ class Plan(msgspec.Struct, frozen=True):
     marks: dict[str, dict[str, int]] = {}
     """The watermark of each split before it, by uid of the assigner."""
     active_ms: dict[str, dict[str, int]] = {}
-    """When each split had something to read last."""
+    """When each split had something to say last."""
     idle: dict[str, list[str]] = {}
-    """The splits that nobody waits for in this epoch."""
+    """The splits that nobody waits for in this epoch, unless they are heard in it."""
+    unheard: dict[str, list[str]] = {}
+    """The splits of which nothing with a time came to the assigner when they were last read."""
     given: dict[str, dict[str, int]] = {}
     """Watermarks after it, from sources that know them."""
     ended: list[str] = []
@@ -137,6 +139,8 @@ class Commit(msgspec.Struct, frozen=True):
     took_ms: float = 0.0
     marks: dict[str, dict[str, int]] = {}
     """The watermark of each split after it, by uid of the assigner."""
+    heard: dict[str, list[str]] = {}
+    """The splits of which records with a time came to the assigner."""
     clocks: dict[str, int] = {}
     """The event clock of each keyed operator after it."""
     late: dict[str, int] = {}
