@@ -5,6 +5,7 @@ They only draw the graph. What runs it is the engine, reached through `run` and 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from holdfast.engine.handle import Handle
 
 Record = dict[str, Any]
+
+_KEY_NAME = re.compile(r"key\d*")
+"""What a key that is a function is called in results: `key`, or where it gives tuples, `key0`, `key1` …"""
 
 
 class Pipeline:
@@ -434,11 +438,13 @@ class KeyedStream:
         function), and the aggregates under the names given. They are computed in batches, and combined
         before the exchange.
         """
-        _check_aggregates(uid, columns, self._key.columns or ("key",))
+        _check_aggregates(uid, columns, self._key)
         return self._pipeline._add(g.AGGREGATE, uid, dict(columns), self._inputs)
 
 
-def _check_aggregates(uid: str, columns: dict[str, Column | Aggregate], taken: tuple[str, ...]) -> None:
+def _check_aggregates(
+    uid: str, columns: dict[str, Column | Aggregate], key: g.Key, bounds: tuple[str, ...] = ()
+) -> None:
     if not columns:
         raise PipelineError("aggregate needs at least one aggregate.", uid=str(uid), where=g.caller())
     for name, column in columns.items():
@@ -449,8 +455,25 @@ def _check_aggregates(uid: str, columns: dict[str, Column | Aggregate], taken: t
                 where=g.caller(),
                 remedy="Use hf.count(), hf.sum(column), … or an instance of your own hf.Aggregate.",
             )
-        if name in taken:
-            raise PipelineError(f"{name!r} is both a key and an aggregate.", uid=str(uid), where=g.caller())
+        if name in key.columns or (key.function is not None and _KEY_NAME.fullmatch(name)) or name in bounds:
+            raise PipelineError(
+                f"{name!r} is both {'a bound of the window' if name in bounds else 'a key'} and an aggregate.",
+                uid=str(uid),
+                where=g.caller(),
+                remedy="Give the aggregate another name.",
+            )
+
+
+def _check_bounds(uid: str, key: g.Key) -> None:
+    """Raise for a key that the bounds of a window would take the place of."""
+    taken = next((name for name in key.columns if name in (WINDOW_START, WINDOW_END)), None)
+    if taken is not None:
+        raise PipelineError(
+            f"{taken!r} is both a key and a bound of the window.",
+            uid=str(uid),
+            where=g.caller(),
+            remedy=f'Give the key another name before: .map(lambda r: {{**r, "start": r["{taken}"]}}).key_by("start").',
+        )
 
 
 class ConnectedStreams:
@@ -527,7 +550,8 @@ class WindowedStream:
         Of tumbling and sliding windows and sessions, without a trigger, they are computed in batches and combined before the
         exchange: one record when the watermark passes the window's end. Otherwise records are taken one by one.
         """
-        _check_aggregates(uid, columns, (*(self._key.columns or ("key",)), WINDOW_START, WINDOW_END))
+        _check_bounds(uid, self._key)
+        _check_aggregates(uid, columns, self._key, (WINDOW_START, WINDOW_END))
         return self._add(uid, g.AGGREGATE, columns=dict(columns))
 
     def reduce(self, uid: str, function: Callable[[Record, Record], Record]) -> Stream:
@@ -537,6 +561,7 @@ class WindowedStream:
         """
         if not callable(function):
             raise PipelineError("reduce needs a function of two records.", uid=str(uid), where=g.caller())
+        _check_bounds(uid, self._key)
         return self._add(uid, g.REDUCE, function)
 
     def top(

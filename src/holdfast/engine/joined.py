@@ -127,11 +127,23 @@ class _Join(KeepingOperator):
             except Exception as error:
                 raise user_error(error, self.node, (one, other), self.redact) from None
             if made is not None:
-                out.append({**made, **row} if row and isinstance(made, dict) else made)
+                out.append(self._with_bounds(made, row) if row and isinstance(made, dict) else made)
         try:
             work.outputs[g.MAIN].push(Batch(rows=out))
         except HoldfastError as error:
             raise error.at(self.node.uid, self.node.where) from None
+
+    def _with_bounds(self, made: dict[str, Any], bounds: dict[str, Any]) -> dict[str, Any]:
+        """A result with the bounds of its window, which must not take the place of what the function made."""
+        taken = next((name for name in bounds if name in made), None)
+        if taken is not None:
+            raise SchemaError(
+                f"The function returns {taken!r}, which is a bound of the window.",
+                uid=self.node.uid,
+                where=self.node.where,
+                remedy="Leave it out: the bounds are added; or give it another name.",
+            )
+        return {**made, **bounds}
 
 
 def _dicts(table: pa.Table, count: int) -> list[Any]:

@@ -387,6 +387,16 @@ def test_pairs_of_a_window_come_out_when_the_clock_passes_it_with_its_bounds() -
     assert {str(r["window_end"] - r["window_start"]) for r in result.rows("out")} == {"0:00:10"}
 
 
+@pytest.mark.parametrize("name", ["window_start", "window_end"])
+def test_a_function_that_returns_a_bound_of_the_window_is_refused(name: str) -> None:
+    rows = [{"k": "a", "at": 1, "n": 1}]
+    made, ls, rs = streams(rows, rows)
+    ls.join(rs).window(hf.tumbling("10s")).select("j", lambda a, b: {name: 7}).write("out", hf.memory())
+    with pytest.raises(SchemaError, match=rf"\[j\] The function returns '{name}'") as caught:
+        hf.testing.run(made)
+    assert "the bounds are added" in str(caught.value)
+
+
 # Both
 
 
