@@ -383,6 +383,42 @@ def test_timers_on_processing_time_wake_the_pipeline_by_themselves(backend: str)
     assert result.commits[-1].records_in == 0
 
 
+class Waiting(hf.KeyedProcess):
+    """Counts records without a key, and reminds of others."""
+
+    nobody = hf.ValueState(int, default=0)
+    told = hf.ValueState(int, default=0)
+
+    def process(self, key: Any, record: Row, ctx: hf.Context) -> None:
+        if key is None:
+            self.nobody.value += 1
+        else:
+            self.told.value += 1
+            ctx.set_clock_timer(ctx.now_ms + 60_000)
+
+    def on_timer(self, key: Any, timer: hf.Timer, ctx: hf.Context) -> Iterator[Row]:
+        yield {"k": key, "told": self.told.value}
+
+
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_a_timer_after_a_restart_knows_keys_of_a_type_that_not_all_states_have_seen(
+    backend: str, tmp_path: Path
+) -> None:
+    def build() -> hf.Pipeline:
+        made = hf.Pipeline("p")
+        source = Script([{"0": [{"k": None, "at": 1}]}, {"0": at(2)}], bounded=False)
+        keyed = made.read("in", source).map(lambda r: {"k": r["k"]}).key_by("k")
+        keyed.process("w", Waiting()).write("out", hf.jsonl(tmp_path / "out"))
+        return made
+
+    folder = tmp_path / "run"
+    live(build(), folder, backend=backend, parallelism=1, clock_ms=lambda: 1_000_000)
+    life = live(build(), folder, backend=backend, parallelism=1, clock_ms=lambda: 1_100_000)
+    assert [f.records_in for f in life.facts] == [0]
+    lines = [json.loads(line) for file in (tmp_path / "out").glob("*.jsonl") for line in file.open()]
+    assert lines == [{"k": "a", "told": 1}]
+
+
 def test_a_timer_needs_an_on_timer() -> None:
     class Forgetful(hf.KeyedProcess):
         def process(self, key: Any, record: Row, ctx: hf.Context) -> None:
