@@ -366,8 +366,9 @@ class KeyedStream:
         """The first record of each key, as it is.
 
         Args:
-            within: a key that passed is forgotten after so much event time, and may pass again. Records that come
-                too late are counted, and come out of `stream.side("late")`. Without it keys are kept for ever.
+            within: a record passes if none of its key that has passed is within that time of it, earlier or later; it is
+                forgotten after so much event time. Records that come too late are counted, and come out of
+                `stream.side("late")`. Without it a key passes once, and is kept for ever.
 
         >>> import holdfast as hf
         >>> pipeline = hf.Pipeline("once")
