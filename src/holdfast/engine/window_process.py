@@ -197,8 +197,8 @@ class _Epoch:
         if work.sides:
             self._records(work.sides[0])
         self.watermark_us = work.ctx._watermark = work.after
-        self._fire(EVENT, work.after)
-        self._fire(CLOCK, upto_clock(self.now_ms))
+        for _ in self.timers.turns(work.after, upto_clock(self.now_ms)):
+            self._fire()
         self._forget()
         self._stage()
         if self._merging:
@@ -352,9 +352,8 @@ class _Epoch:
             self._contents.purge(one)
             one.n = one.seen = 0
 
-    def _fire(self, kind: str, upto: int) -> None:
+    def _fire(self) -> None:
         """Ask the trigger for what is due, a key's in the order of time."""
-        self.timers.begin(kind, upto)
         while due := self.timers.take():
             self._load([full for full, _ in due])
             groups = self._work.state.groups([full for full, _ in due], self._table(WINDOWS).spec).tolist()
@@ -367,7 +366,6 @@ class _Epoch:
             self._contents.prepare([one for one, decision in asked if decision.fires and one.n])
             for one, decision in asked:
                 self._follow(one, decision)
-        self.timers.end()
 
     def _timed(self, full: tuple[Any, ...], group: int) -> Open | None:
         """The window of a timer. One of which nothing was kept begins anew; one that is forgotten is called no more."""

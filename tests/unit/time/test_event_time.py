@@ -383,6 +383,45 @@ def test_timers_on_processing_time_wake_the_pipeline_by_themselves(backend: str)
     assert result.commits[-1].records_in == 0
 
 
+class Relay(hf.KeyedProcess):
+    """A timer of each kind sets one of the other for a time that has passed, so many times."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def process(self, key: Any, record: Row, ctx: hf.Context) -> None:
+        ctx.set_clock_timer(ctx.now_ms, "1")
+
+    def on_timer(self, key: Any, timer: hf.Timer, ctx: hf.Context) -> Iterator[Row]:
+        yield {"kind": timer.kind, "name": timer.name, "chance": ctx.random.random()}
+        if int(timer.name) < self.times:
+            at = ctx.set_timer if timer.kind == "clock" else ctx.set_clock_timer
+            at(0, str(int(timer.name) + 1))
+
+
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_timers_of_one_kind_that_set_the_other_for_the_past_fire_in_the_same_epoch(backend: str) -> None:
+    result = reminded(Script([{"0": at(5)}], bounded=False), Relay(4), backend=backend)
+    rows = result.rows("out")
+    assert [(r["kind"], r["name"]) for r in rows] == [
+        ("clock", "1"),
+        ("event", "2"),
+        ("clock", "3"),
+        ("event", "4"),
+    ]
+    assert len({r["chance"] for r in rows}) == 4
+    assert result.epochs == 1
+
+
+def test_timers_that_set_each_other_without_end_go_on_in_the_next_epoch() -> None:
+    result = reminded(Script([{"0": at(5)}, {"0": at(6)}], bounded=False), Relay(120), epochs=2)
+    names = [
+        [int(n) for n in t["name"].to_pylist()] for _, t in sorted(result._captured["out"].tables.items())
+    ]
+    assert names[0] == list(range(1, 100))
+    assert set(names[1]) >= set(range(100, 121))
+
+
 class Waiting(hf.KeyedProcess):
     """Counts records without a key, and reminds of others."""
 
