@@ -326,6 +326,21 @@ def test_a_source_that_is_held_does_not_become_idle_by_it(time: dict[str, Any]) 
     assert sum(r["n"] for r in result.rows("out")) == 60
 
 
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_what_the_faster_side_keeps_stays_bounded_by_the_drift(backend: str) -> None:
+    fast = Script([{"0": at(*range(t, t + 50, 10))} for t in range(0, 1500, 50)])
+    slow = Script([{"0": at(t)} for t in range(0, 1500, 10)])
+
+    def kept(**time: Any) -> list[int]:
+        result = hf.testing.run(two_sources(fast, slow, **time), step_ms=1000, backend=backend)
+        assert sum(r["n"] for r in result.rows("out")) == 300
+        return [sum(s.sealed.live.get("windows", 0) for s in c.shards["w"]) for c in result.commits]
+
+    assert max(kept()) > 100
+    # Of ten seconds each: what the drift allows, one epoch more that was read before it was seen, and what is begun.
+    assert max(kept(align="both", drift="60s")) <= 6 + 5 + 2
+
+
 def test_what_is_held_is_seen_as_backlog_and_as_waiting(tmp_path: Path) -> None:
     fast = Script([{"0": at(t)} for t in (10, 100, 200, 300)])
     slow = Script([{"0": at(t)} for t in (10, 20, 30, 190, 290)])
