@@ -536,6 +536,7 @@ class Driver:
             ended=plan.ended,
             given=plan.given,
             clocks=plan.clocks,
+            greatest=plan.greatest,
         )
 
     def _located(self, error: HoldfastError) -> HoldfastError:

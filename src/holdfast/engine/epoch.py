@@ -16,7 +16,7 @@ from holdfast.errors import EngineError, HoldfastError, from_facts
 from holdfast.io.base import Offer, StagedFile
 from holdfast.log.records import AnswerFile, Commit, Plan, PlannedRange, ShardCommit
 from holdfast.time.units import MIN_TIME
-from holdfast.time.watermarks import Clocks, Marks, merge, reached
+from holdfast.time.watermarks import Clocks, Marks, copied, merge, reached
 
 
 def assign(offers: Mapping[str, Offer], tasks: int) -> list[list[PlannedRange]]:
@@ -87,6 +87,7 @@ class Done:
     bad: dict[str, int]
     marks: Marks = dataclasses.field(default_factory=dict)
     """The watermarks that were seen."""
+    greatest: Marks = dataclasses.field(default_factory=dict)
     clocks: dict[str, int] = dataclasses.field(default_factory=dict)
     late: dict[str, int] = dataclasses.field(default_factory=dict)
     untimed: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -175,6 +176,7 @@ def _done(program: Program, settled: dict[str, str], reports: Sequence[Report]) 
     shards: dict[str, list[ShardCommit]] = {}
     sinks: dict[str, list[StagedFile]] = {}
     marks: Marks = {}
+    greatest: Marks = {}
     clocks: dict[str, int] = {}
     answers: dict[str, list[AnswerFile]] = {}
     for report in sorted(reports, key=lambda r: (r.stage != "", r.stage, r.shard, _number(r.task))):
@@ -190,6 +192,7 @@ def _done(program: Program, settled: dict[str, str], reports: Sequence[Report]) 
         for uid, found in report.answers.items():
             answers.setdefault(uid, []).extend(found)
         merge(marks, report.marks)
+        merge(greatest, report.greatest)
         if report.clock is not None and report.clock > MIN_TIME:
             clocks[report.stage] = report.clock
     return Done(
@@ -200,6 +203,7 @@ def _done(program: Program, settled: dict[str, str], reports: Sequence[Report]) 
         records_out=_added(r.records_out for r in reports),
         bad=_added(r.bad for r in reports),
         marks=marks,
+        greatest=greatest,
         clocks=clocks,
         late=_added(r.late for r in reports),
         untimed=_added(r.untimed for r in reports),
@@ -236,6 +240,7 @@ def decide(plan: Plan, done: Done, generation: int, published: int, took_ms: flo
         published=published,
         took_ms=round(took_ms, 3),
         marks=reached(Clocks(plan.marks, plan.idle, plan.ended, plan.given), done.marks),
+        greatest=merge(copied(plan.greatest), done.greatest),
         heard={uid: sorted(splits) for uid, splits in sorted(done.marks.items())},
         clocks={**plan.clocks, **done.clocks},
         late=done.late,

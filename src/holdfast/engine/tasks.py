@@ -102,6 +102,7 @@ def run_source_task(program: Program, task: SourceTask, where: Where) -> list[Se
     report.took_ms = (time.perf_counter() - started) * 1e3
     for chain in chains.values():
         merge(report.marks, chain.seen.marks)
+        merge(report.greatest, chain.seen.greatest)
         for uid, count in chain.seen.untimed.items():
             report.untimed[uid] = report.untimed.get(uid, 0) + count
     exchanges = [e for chain in chains.values() for e in chain.exchanges.values()]
@@ -140,6 +141,7 @@ def _read_ranges(
                 _targets(program, header),
                 header.clocks,
                 _desk(program, header, target, node),
+                header.greatest,
             )
         chain = chains[planned.source]
         source: Source = node.body
@@ -345,6 +347,7 @@ def _apply(
         _targets(program, header),
         header.clocks,
         _desk(program, header, target, node),
+        header.greatest,
     )
     chain.begin(node.uid, groups_owned.start)
     try:
@@ -366,6 +369,7 @@ def _apply(
         report.sealed = state.seal(attempt, header.epoch, header.now_ms, resumable=again is None)
         report.came, report.sent = came_to(program, node, inbox), sent_by(chain)
         report.marks, report.untimed = chain.seen.marks, chain.seen.untimed
+        report.greatest = chain.seen.greatest
         if again is not None:
             _compare(program, again, node, shard, state, report)
         report.sinks = chain.close()

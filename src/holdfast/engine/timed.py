@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from holdfast.errors import SchemaError
 from holdfast.plan import graph as g
 from holdfast.plan.times import UNTIMED, Stamp
 from holdfast.time.units import MIN_TIME, TimeType
-from holdfast.time.watermarks import EventTime, Marks
+from holdfast.time.watermarks import EventTime, Marks, copied, merge
 
 if TYPE_CHECKING:
     from holdfast.engine.chain import Fan
@@ -23,12 +24,19 @@ if TYPE_CHECKING:
 class Seen:
     """What a chain has seen of event time: the split whose records are passing, marks, and records without a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, greatest: Mapping[str, Mapping[str, int]] | None = None) -> None:
         self.split = ""
+        self.greatest = copied(greatest or {})
+        """The greatest timestamp of each split so far, in microseconds, for assigners whose rule must know it."""
         self.marks: Marks = {}
         """Of each split that records with a time came from, whether they lead to a watermark or not."""
         self.untimed: dict[str, int] = {}
         """How many, by uid of the assigner, whether anybody takes them or not."""
+
+    def risen(self, uid: str, at: int) -> int:
+        """The greatest timestamp so far, given one of the split whose records are passing."""
+        merge(self.greatest, {uid: {self.split: at}})
+        return self.greatest[uid][self.split]
 
     def note(self, uid: str, mark: int) -> None:
         splits = self.marks.setdefault(uid, {})
@@ -55,6 +63,8 @@ class TimeStep:
         self._out.push(batch)
 
     def _mark(self, greatest: int) -> int | None:
+        if self._body.watermarks.so_far:
+            greatest = self._seen.risen(self._node.uid, greatest)
         try:
             return self._body.watermarks.mark(greatest)
         except Exception as error:

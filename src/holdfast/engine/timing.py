@@ -38,6 +38,7 @@ class PlannedTime:
     ended: list[str] = dataclasses.field(default_factory=list)
     given: Marks = dataclasses.field(default_factory=dict)
     clocks: dict[str, int] = dataclasses.field(default_factory=dict)
+    greatest: Marks = dataclasses.field(default_factory=dict)
 
     def fields(self) -> dict[str, Any]:
         """As a plan has them."""
@@ -77,6 +78,9 @@ def plan_time(
             declared=found.declared,
         )
         made.marks[one.uid] = dict(splits.known)
+        if before is not None and one.uid in before[1].greatest:
+            reached = before[1].greatest[one.uid]
+            made.greatest[one.uid] = {s: at for s, at in reached.items() if s in splits.known}
         made.active_ms[one.uid] = dict(splits.active_ms)
         if idle:
             made.idle[one.uid] = idle

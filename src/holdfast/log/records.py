@@ -80,6 +80,8 @@ class Plan(msgspec.Struct, frozen=True):
     """The assigners behind which nothing will ever come."""
     clocks: dict[str, int] = {}
     """The event clock of each keyed operator before it."""
+    greatest: dict[str, dict[str, int]] = {}
+    """The greatest timestamp of each split so far, where the rule for watermarks must know it."""
     replan: int = 0
     format: int = FORMAT
 
@@ -139,6 +141,8 @@ class Commit(msgspec.Struct, frozen=True):
     took_ms: float = 0.0
     marks: dict[str, dict[str, int]] = {}
     """The watermark of each split after it, by uid of the assigner."""
+    greatest: dict[str, dict[str, int]] = {}
+    """The greatest timestamp of each split so far, where the rule for watermarks must know it."""
     heard: dict[str, list[str]] = {}
     """The splits of which records with a time came to the assigner."""
     clocks: dict[str, int] = {}

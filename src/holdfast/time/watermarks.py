@@ -30,6 +30,8 @@ class Watermarks:
 
     by_record = False
     """Whether `mark_of` is asked for each record."""
+    so_far = True
+    """Whether `mark` must see the greatest timestamp of all that was ever read of a split, and not only of what just was."""
 
     def mark(self, greatest: int) -> int | None:
         """The watermark of a split, given the greatest timestamp of what was read of it; None: nothing is known."""
@@ -49,6 +51,7 @@ class Bounded(Watermarks):
     """Records are at most so much out of order: the watermark is that far behind the greatest timestamp."""
 
     lag_us: int = 0
+    so_far = False  # a watermark never goes back: the greatest timestamp so far is in it
 
     def mark(self, greatest: int) -> int | None:
         return greatest - self.lag_us - 1
@@ -77,6 +80,7 @@ class Punctuated(Watermarks):
 
     function: Callable[[dict[str, Any]], int | None]
     by_record = True
+    so_far = False
 
     def mark_of(self, record: dict[str, Any]) -> int | None:
         made = self.function(record)
@@ -89,6 +93,8 @@ class Punctuated(Watermarks):
 @dataclasses.dataclass(frozen=True)
 class FromSource(Watermarks):
     """The source says how far each split is (`Offer.watermarks`)."""
+
+    so_far = False
 
     def describe(self) -> str:
         return "given by the source"

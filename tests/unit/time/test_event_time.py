@@ -177,6 +177,45 @@ def test_a_periodic_rule_sees_the_greatest_timestamp() -> None:
     assert [c.clocks["w"] for c in result.commits] == [-6_000_000 + 999, 15_000_999]
 
 
+class Halting(hf.Watermarks):
+    """The watermark moves only when the greatest time is a whole minute."""
+
+    def mark(self, greatest: int) -> int | None:
+        return greatest if greatest % (60 * S) == 0 else None
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_a_periodic_rule_sees_the_greatest_timestamp_so_far_over_ranges_epochs_and_restarts(
+    parallelism: int, tmp_path: Path
+) -> None:
+    def rule(ms: int) -> int | None:
+        return (
+            ms if ms in (7_000, 30_000) else ms - 60_000
+        )  # less for a greater one: who forgets it is found out
+
+    def build() -> hf.Pipeline:
+        source = Script(
+            [{"0": at(1, 9), "1": at(40)}, {"0": at(7), "1": at(30)}, {"0": at(8)}], bounded=False
+        )
+        return counted(source, watermark=hf.periodic(rule))
+
+    expected = {"in/0": (9_000 - 60_000) * 1000 + 999, "in/1": (40_000 - 60_000) * 1000 + 999}
+    result = hf.testing.run(build(), parallelism=parallelism)
+    assert [c.marks["in.time"] for c in result.commits] == [expected] * 3
+    for _ in range(3):
+        life = live(build(), tmp_path, epochs=1, parallelism=parallelism)
+    commit = life.journal.commit(3)
+    assert commit is not None and commit.marks["in.time"] == expected
+    assert commit.greatest == {"in.time": {"in/0": 9 * S, "in/1": 40 * S}}
+
+
+def test_a_rule_of_ones_own_sees_the_greatest_timestamp_so_far() -> None:
+    result = hf.testing.run(
+        counted(Script([{"0": at(61)}, {"0": at(60)}, {"0": at(120)}], bounded=False), watermark=Halting())
+    )
+    assert [c.marks["in.time"]["in/0"] for c in result.commits] == [MIN_TIME, MIN_TIME, 120 * S]
+
+
 def test_a_rule_that_fails_names_the_operator() -> None:
     source = Script([{"0": at(1)}])
     with pytest.raises(hf.errors.UserCodeError, match=r"\[in.time\]"):
