@@ -33,6 +33,10 @@ class IntervalBody:
     upper_us: int
     how: str = INNER
     function: Select | None = None
+    time: str | None = None
+    """The column in which results have a time of their own; None: they have none."""
+    time_column: str | None = None
+    """Where the left has its time."""
 
     def facts(self) -> dict[str, Any]:
         """What must not change under stored state."""
