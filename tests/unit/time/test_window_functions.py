@@ -185,14 +185,6 @@ def test_an_aggregate_of_ones_own_tells_instants_apart_that_a_zone_calls_by_one_
         assert sorted(vs for vs, _ in rows) == expected
 
 
-def test_an_aggregate_of_ones_own_tells_keys_apart_that_a_zone_calls_by_one_name() -> None:
-    made = hf.Pipeline("p")
-    rows = [{"at": r["at"], "v": r["v"], "k": "a"} for r in PUT_BACK]
-    stream = made.read("in", hf.records(rows, schema={"k": str, "at": NEW_YORK, "v": int}))
-    stream.key_by("at").aggregate("own", vs=Fields()).write("out", hf.memory())
-    assert sorted(r["vs"] for r in hf.testing.run(made).rows("out")) == sorted(str(r["v"]) for r in rows)
-
-
 def both_ways(events: list[Row], window: Callable[[], Any], lag: str, lateness: str, **options: Any) -> Any:
     splits, per_epoch = options.pop("splits"), options.pop("per_epoch")
     made = hf.Pipeline("both")
