@@ -170,7 +170,7 @@ class _Clock:
 class _Mortal(Waiting):
     """Time goes on by a step an epoch; in one of them it dies when the work is done, before it is decided."""
 
-    def __init__(self, program: Program, clock: _Clock, dies_in: int | None) -> None:
+    def __init__(self, program: Program, clock: _Clock, dies_in: int) -> None:
         super().__init__(program)
         self._clock, self._dies_in = clock, dies_in
         self.home = Path(program.state_root) / program.home
@@ -269,7 +269,7 @@ def _in_two_lives(
     made: hf.Pipeline, way: Way, sinks: dict[str, MemorySink], sources: dict[str, Arriving], folder: Path
 ) -> Run:
     clock = _Clock()
-    dies_in = way.dies_in
+    dies_in = dying = way.dies_in or 0
     runners: list[_Mortal] = []
 
     def mortal(program: Program) -> _Mortal:
@@ -289,18 +289,24 @@ def _in_two_lives(
             trim_log=False,
         )
 
+    died = False
     try:
-        life()
+        first = life()
+        assert way.dies_in is None or first.driver.last_epoch < way.dies_in, "it was to die, and lived on"
     except Died:
+        died = True
         runners[0].close()  # the state's files are let go of, as by a process that is gone
         for shard in way.lost:
             shutil.rmtree(runners[0].home / "x" / f"{shard:05d}", ignore_errors=True)
-    dies_in = None
+    dies_in = 0
     clock.now_ms += way.away_ms
     second = life()
     runners[-1].close()
     epochs = range(1, second.driver.last_epoch + 1)
     plans, commits = ([read(e) for e in epochs] for read in (second.journal.plan, second.journal.commit))
+    assert not died or [c.generation for c in commits[dying - 1 : dying]] == [2], (
+        "it died, and was not followed"
+    )
     left = _left(Path(second.program.state_root), second.program.home, commits)
     lacking = 0 if second.recovery.last is None else second.recovery.last.lacking
     return Run(sinks, sources, plans, commits, left, lacking)

@@ -32,6 +32,8 @@ class Watermark(msgspec.Struct, frozen=True):
     ended: bool = False
     waits: bool = False
     """Whether nothing is read for it until others of its group are as far (`align`)."""
+    waits_for: str = ""
+    """Then: the operator of its group that is furthest behind, and what holds that back."""
 
 
 class EpochFacts(msgspec.Struct, frozen=True):
@@ -55,6 +57,10 @@ class EpochFacts(msgspec.Struct, frozen=True):
     """The memory of the largest worker that holds a shard."""
     late_records: dict[str, int] = {}
     """Records that came too late for an operator, by its uid."""
+    untimed_records: dict[str, int] = {}
+    """Records without a time, by uid of the `event_time` operator."""
+    unseen_records: dict[str, int] = {}
+    """Records that were in no result when their window was forgotten, by uid of the window."""
     watermarks: dict[str, Watermark] = {}
     """Event time, by uid of the operator that assigns it."""
 
@@ -102,6 +108,10 @@ class Status(msgspec.Struct):
     state_bytes: int = 0
     bad_records: dict[str, int] = {}
     late_records: dict[str, int] = {}
+    untimed_records: dict[str, int] = {}
+    """Records without a time, by uid of the `event_time` operator."""
+    unseen_records: dict[str, int] = {}
+    """Records that were in no result when their window was forgotten, by uid of the window."""
     watermarks: dict[str, Watermark] = {}
     """Event time, by uid of the operator that assigns it."""
     policy: str = ""

@@ -5,6 +5,7 @@ They only draw the graph. What runs it is the engine, reached through `run` and 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from holdfast.engine.handle import Handle
 
 Record = dict[str, Any]
+
+_KEY_NAME = re.compile(r"key\d*")
+"""What a key that is a function is called in results: `key`, or where it gives tuples, `key0`, `key1` …"""
 
 
 class Pipeline:
@@ -215,10 +219,11 @@ class Stream:
             column: Arrow timestamps or dates; or integers, then say their `unit` ("s", "ms", "us", "ns").
             out_of_order: how much later than its successors a record may come; later ones are late.
             watermark: another rule than `out_of_order`: `hf.periodic`, `hf.punctuated`, `hf.from_source`, or your own.
-            idle_after: a split with nothing to read for so long is not waited for.
+            idle_after: a split with nothing to say for so long is not waited for.
             align: the name of a group of streams that are kept together: a source that is more than `drift`
                 ahead of the slowest of its group waits.
-            missing: "fail" for a record without a time, or "side": have those with `stream.side("untimed")`.
+            missing: "fail" for a record without a time, or "side": such records are counted, and can be had with
+                `stream.side("untimed")`.
             uid: under which name its watermarks are kept; by default made of its input's.
 
         >>> import holdfast as hf
@@ -361,8 +366,9 @@ class KeyedStream:
         """The first record of each key, as it is.
 
         Args:
-            within: a key that passed is forgotten after so much event time, and may pass again. Records that come
-                too late are counted, and come out of `stream.side("late")`. Without it keys are kept for ever.
+            within: a record passes if none of its key that has passed is within that time of it, earlier or later; it is
+                forgotten after so much event time. Records that come too late are counted, and come out of
+                `stream.side("late")`. Without it a key passes once, and is kept for ever.
 
         >>> import holdfast as hf
         >>> pipeline = hf.Pipeline("once")
@@ -433,11 +439,13 @@ class KeyedStream:
         function), and the aggregates under the names given. They are computed in batches, and combined
         before the exchange.
         """
-        _check_aggregates(uid, columns, self._key.columns or ("key",))
+        _check_aggregates(uid, columns, self._key)
         return self._pipeline._add(g.AGGREGATE, uid, dict(columns), self._inputs)
 
 
-def _check_aggregates(uid: str, columns: dict[str, Column | Aggregate], taken: tuple[str, ...]) -> None:
+def _check_aggregates(
+    uid: str, columns: dict[str, Column | Aggregate], key: g.Key, bounds: tuple[str, ...] = ()
+) -> None:
     if not columns:
         raise PipelineError("aggregate needs at least one aggregate.", uid=str(uid), where=g.caller())
     for name, column in columns.items():
@@ -448,8 +456,25 @@ def _check_aggregates(uid: str, columns: dict[str, Column | Aggregate], taken: t
                 where=g.caller(),
                 remedy="Use hf.count(), hf.sum(column), … or an instance of your own hf.Aggregate.",
             )
-        if name in taken:
-            raise PipelineError(f"{name!r} is both a key and an aggregate.", uid=str(uid), where=g.caller())
+        if name in key.columns or (key.function is not None and _KEY_NAME.fullmatch(name)) or name in bounds:
+            raise PipelineError(
+                f"{name!r} is both {'a bound of the window' if name in bounds else 'a key'} and an aggregate.",
+                uid=str(uid),
+                where=g.caller(),
+                remedy="Give the aggregate another name.",
+            )
+
+
+def _check_bounds(uid: str, key: g.Key) -> None:
+    """Raise for a key that the bounds of a window would take the place of."""
+    taken = next((name for name in key.columns if name in (WINDOW_START, WINDOW_END)), None)
+    if taken is not None:
+        raise PipelineError(
+            f"{taken!r} is both a key and a bound of the window.",
+            uid=str(uid),
+            where=g.caller(),
+            remedy=f'Give the key another name before: .map(lambda r: {{**r, "start": r["{taken}"]}}).key_by("start").',
+        )
 
 
 class ConnectedStreams:
@@ -526,7 +551,8 @@ class WindowedStream:
         Of tumbling and sliding windows and sessions, without a trigger, they are computed in batches and combined before the
         exchange: one record when the watermark passes the window's end. Otherwise records are taken one by one.
         """
-        _check_aggregates(uid, columns, (*(self._key.columns or ("key",)), WINDOW_START, WINDOW_END))
+        _check_bounds(uid, self._key)
+        _check_aggregates(uid, columns, self._key, (WINDOW_START, WINDOW_END))
         return self._add(uid, g.AGGREGATE, columns=dict(columns))
 
     def reduce(self, uid: str, function: Callable[[Record, Record], Record]) -> Stream:
@@ -536,6 +562,7 @@ class WindowedStream:
         """
         if not callable(function):
             raise PipelineError("reduce needs a function of two records.", uid=str(uid), where=g.caller())
+        _check_bounds(uid, self._key)
         return self._add(uid, g.REDUCE, function)
 
     def top(

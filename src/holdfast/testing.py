@@ -326,6 +326,7 @@ def _run_epoch(
             ended=plan.ended,
             given=plan.given,
             clocks=plan.clocks,
+            greatest=plan.greatest,
             answers=answers,
         )
         outcome = judge(program, len(plan.tasks), pinned, runner.run(plan, header))

@@ -21,6 +21,11 @@ from holdfast.io.base import Offer, Range
 from holdfast.state.shard import Sealed
 
 ROWS = [{"k": 1, "v": 1.0}]
+TEN = hf.tumbling("10s")
+
+
+def pair(record: dict[str, Any]) -> tuple[Any, Any]:
+    return record["k"], record["v"]
 
 
 class Keep(hf.KeyedProcess):
@@ -70,6 +75,11 @@ def test_a_graph_is_cut_at_its_exchanges_and_chains_hold_the_rest() -> None:
         (lambda p, s: s.side("odd"), "There is no side output 'odd'"),
         (lambda p, s: s.key_by("k").aggregate("a"), "at least one aggregate"),
         (lambda p, s: s.key_by("k").aggregate("a", k=hf.count()), "both a key and an aggregate"),
+        (lambda p, s: s.key_by(pair).aggregate("a", key0=hf.count()), "both a key and an aggregate"),
+        (lambda p, s: s.key_by(pair).window(TEN).aggregate("a", key1=hf.count()), "both a key and an aggr"),
+        (lambda p, s: s.key_by("k").window(TEN).aggregate("a", window_end=hf.count()), "a bound of the w"),
+        (lambda p, s: s.key_by("window_end").window(TEN).aggregate("a", n=hf.count()), "key and a bound"),
+        (lambda p, s: s.key_by("window_start").window(TEN).reduce("a", max), "both a key and a bound"),
         (lambda p, s: s.key_by("k").process("p", len), "needs a KeyedProcess"),
         (lambda p, s: s.write("w", "folder"), "is not a sink"),
         (lambda p, s: p.read("r2", "folder"), "is not a source"),

@@ -19,7 +19,7 @@ from rich.live import Live
 
 from holdfast.cli.output import Unbroken, amount, clock, console, millis, print_json, size
 from holdfast.cli.view import run_view
-from holdfast.cli.watching import Seen
+from holdfast.cli.watching import Seen, set_aside
 from holdfast.errors import HoldfastError
 from holdfast.metrics import EpochFacts, Status
 
@@ -161,7 +161,27 @@ def epoch_line(epochs: Sequence[EpochFacts], status: Status) -> str:
         f"backlog {amount(last.backlog)}",
         f"state {amount(last.state_keys)} keys {size(last.state_bytes)}",
     ]
-    return "  ".join([*parts, f"{amount(bad)} bad records"] if bad else parts)
+    aside = [sum(counts) for counts in zip(*(_aside(e) for e in epochs), strict=True)]
+    return "  ".join([*parts, *_behind(last), *_named(bad, *aside)])
+
+
+def _behind(facts: EpochFacts) -> list[str]:
+    """How far event time is behind where it is furthest; nothing where there is none, or it has ended."""
+    going = [one for one in facts.watermarks.values() if not one.ended]
+    if any(one.lag_ms is None for one in going):
+        return ["event time not known yet"]
+    lags = [one.lag_ms or 0 for one in going]
+    return [f"event time {clock(max(0, *lags) / 1000)} behind"] if lags else []
+
+
+def _aside(told: EpochFacts | Status) -> list[int]:
+    return [count for _, count in set_aside(told)]
+
+
+def _named(*counts: int) -> list[str]:
+    """Bad, late, untimed and unseen records, where there are any."""
+    names = ("bad", "late", "untimed", "unseen")
+    return [f"{amount(n)} {name} records" for name, n in zip(names, counts, strict=True) if n]
 
 
 def closing_line(seen: Seen, status: Status, error: BaseException | None) -> str:
@@ -172,8 +192,8 @@ def closing_line(seen: Seen, status: Status, error: BaseException | None) -> str
         where = "while starting"
     epochs = f"{amount(seen.epochs)} epoch{'' if seen.epochs == 1 else 's'}"
     done = f"{how} {where}: {amount(status.records)} records in {epochs}, {clock(seen.uptime_s)}"
-    bad = f", {amount(seen.bad_records)} bad records" if seen.bad_records else ""
-    return f"{done}{bad}. Directory: {status.directory}"
+    counted = _named(seen.bad_records, *_aside(status))
+    return f"{', '.join([done, *counted])}. Directory: {status.directory}"
 
 
 class LiveView(Reporter):

@@ -64,6 +64,8 @@ def status_facts(directory: Directory) -> dict[str, Any]:
         "state_bytes": sum(s.size_bytes for s in sealed),
         "bad_records": {} if told is None else told.bad_records,
         "late_records": {} if told is None else told.late_records,
+        "untimed_records": {} if told is None else told.untimed_records,
+        "unseen_records": {} if told is None else told.unseen_records,
         "watermarks": {} if told is None else msgspec.to_builtins(told.watermarks),
         "checkpoint": list_facts(directory)[-1:],
         "checkpoint_failures": 0 if told is None else told.checkpoint_failures,
@@ -132,14 +134,12 @@ def _shown(facts: dict[str, Any]) -> Table:
         ("checkpoint", _checkpoint(facts)),
         ("recovery", _recovery(facts)),
         ("parallelism", facts["parallelism"]),
-        ("bad records", ", ".join(f"{uid} {amount(n)}" for uid, n in facts["bad_records"].items()) or "0"),
+        ("bad records", _by_uid(facts["bad_records"])),
         ("directory", facts["directory"]),
     ]
     for uid, one in facts["watermarks"].items():
         rows.append(("event time", _event_time(uid, one)))
-    if facts["watermarks"]:
-        late = ", ".join(f"{uid} {amount(n)}" for uid, n in facts["late_records"].items()) or "0"
-        rows.append(("late records", late))
+    rows += _set_aside(facts) if facts["watermarks"] else []
     if facts["supervisor"]:
         watched = f"process {facts['supervisor']['pid']}, {facts['supervisor']['restarts']} restarts"
         rows.append(("supervisor", watched))
@@ -150,6 +150,16 @@ def _shown(facts: dict[str, Any]) -> Table:
     return grid
 
 
+def _by_uid(counts: dict[str, int]) -> str:
+    return ", ".join(f"{uid} {amount(n)}" for uid, n in counts.items()) or "0"
+
+
+def _set_aside(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Records that were in no result because of their time, by operator: late ones, and what else there is."""
+    names = [n for n in ("late", "untimed", "unseen") if n == "late" or facts[f"{n}_records"]]
+    return [(f"{name} records", _by_uid(facts[f"{name}_records"])) for name in names]
+
+
 def _event_time(uid: str, one: dict[str, Any]) -> Text:
     """How far event time is at one operator, who holds it, and who is not waited for."""
     if one["ended"]:
@@ -158,7 +168,7 @@ def _event_time(uid: str, one: dict[str, Any]) -> Text:
         return Text(f"{uid}: not known yet; {one['split'] or 'nobody'} holds it back", style="yellow")
     text = f"{uid}: {clock(max(0, one['lag_ms']) / 1000)} behind; {one['split'] or 'nobody'} holds it back"
     if one["waits"]:
-        text += "; waits for others of its group"
+        text += f"; waits for {one['waits_for'] or 'others of its group'}"
     if one["idle"]:
         text += f"; idle: {', '.join(one['idle'])}"
     still = one["still_ms"] >= 30_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from holdfast.checkpoint.policy import Trigger
 from holdfast.cli.output import amount, clock, millis, size
-from holdfast.cli.watching import Seen
+from holdfast.cli.watching import Seen, set_aside
 from holdfast.metrics import Status, Watermark
 
 _TIMES = 4
@@ -117,7 +118,7 @@ def _lag(one: Watermark) -> Text:
 def _held(uid: str, one: Watermark, width: int) -> Text:
     """Who holds event time back, and for how long it has not moved."""
     if one.waits:
-        return Text(_fitting(f"{uid} waits for its group", width), style="yellow")
+        return Text(_fitting(f"{uid} waits for {one.waits_for or 'its group'}", width), style="yellow")
     if not one.split:
         return Text("")
     still = f", still for {clock(one.still_ms / 1000)}" if one.still_ms >= 10_000 else ""
@@ -126,14 +127,21 @@ def _held(uid: str, one: Watermark, width: int) -> Text:
 
 
 def _time_rows(status: Status, width: int) -> list[tuple[str, Text, Text, str, Text]]:
-    """A row for each operator that says how far event time is, at most a few; how much came late on the first."""
+    """A row for each operator that says how far event time is, at most a few; beside them, what came late or was left out."""
     if not status.watermarks:
         return []
-    late = sum(status.late_records.values())
-    rows = [(_lag(one), _held(uid, one, width)) for uid, one in _open(status)[:_TIMES]]
-    (first, held), *others = rows or [(Text("ended", style="dim"), Text(""))]
-    counted = Text(amount(late), style="yellow" if late else "dim")
-    return [("event time", first, held, "late", counted), *(("", t, h, "", Text("")) for t, h in others)]
+    none = Text("")
+    times = [(_lag(one), _held(uid, one, width)) for uid, one in _open(status)[:_TIMES]]
+    counts = [(name, _counted(n)) for name, n in set_aside(status) if n or name == "late"]
+    rows = itertools.zip_longest(times or [(Text("ended", style="dim"), none)], counts)
+    return [
+        ("" if place else "event time", *(found or (none, none)), *(counted or ("", none)))
+        for place, (found, counted) in enumerate(rows)
+    ]
+
+
+def _counted(n: int) -> Text:
+    return Text(amount(n), style="yellow" if n else "dim")
 
 
 def _title(status: Status) -> Text:

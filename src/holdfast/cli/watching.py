@@ -74,3 +74,13 @@ class Seen:
         """
         found = sorted(self.latencies_ms.copy())
         return found[max(0, math.ceil(share * len(found)) - 1)] if found else 0.0
+
+
+def set_aside(told: Status | EpochFacts) -> list[tuple[str, int]]:
+    """How many records were in no result because of their time, by what was the matter with them."""
+    counts = (
+        ("late", told.late_records),
+        ("untimed", told.untimed_records),
+        ("unseen", told.unseen_records),
+    )
+    return [(name, sum(found.values())) for name, found in counts]

@@ -185,8 +185,11 @@ class Parts:
         """The names of the kept columns, in order."""
         return [name for name, _, _ in self._plan] + list(self.own)
 
-    def partial(self, table: pa.Table, keys: list[str], redact: bool) -> pa.Table:
-        """Records as partial results, one row for each key, keys in the order they first came."""
+    def partial(self, table: pa.Table, keys: list[str], redact: bool, hidden: Sequence[str] = ()) -> pa.Table:
+        """Records as partial results, one row for each key, keys in the order they first came.
+
+        `hidden`: columns of ours among the keys, which are no part of a record.
+        """
         for _, column, _ in self._plan:
             if column is not None and column not in table.schema.names:
                 raise SchemaError(
@@ -195,7 +198,7 @@ class Parts:
         asked = [(column or keys[0], part.make, part.options) for _, column, part in self._plan]
         result = self._grouped(table, keys, asked)
         if self.own:
-            result = self._own_partials(table, keys, result, redact)
+            result = self._own_partials(table, keys, result, redact, hidden)
         return result
 
     def merged(self, table: pa.Table, keys: list[str], redact: bool) -> pa.Table:
@@ -270,9 +273,12 @@ class Parts:
             remedy="Cast the column to float64 or to a decimal before.",
         )
 
-    def _own_partials(self, table: pa.Table, keys: list[str], result: pa.Table, redact: bool) -> pa.Table:
-        rows = [{n: v for n, v in r.items() if not n.startswith("__key")} for r in to_rows(table)]
-        parts = [column_values(table[k]) for k in keys]
+    def _own_partials(
+        self, table: pa.Table, keys: list[str], result: pa.Table, redact: bool, hidden: Sequence[str]
+    ) -> pa.Table:
+        ours = [n for n in table.schema.names if n.startswith("__key") or n in hidden]
+        rows = to_rows(table.drop_columns(ours))
+        parts = [_instants(table[k]) for k in keys]
         made: dict[Any, list[Any]] = {}
         for key, row in zip(zip(*parts, strict=True), rows, strict=True):
             accs = made.get(key)
@@ -283,7 +289,7 @@ class Parts:
                     accs[place] = own.add(accs[place], row)
             except Exception as error:
                 raise user_error(error, self._node, row, redact, key) from None
-        order = zip(*(column_values(result[k]) for k in keys), strict=True)
+        order = zip(*(_instants(result[k]) for k in keys), strict=True)
         lists = [made[key] for key in order]
         for place, (name, own) in enumerate(self.own.items()):
             result = result.append_column(name, self._own_array(own, [accs[place] for accs in lists]))
@@ -363,6 +369,14 @@ class Parts:
             except Exception as error:
                 raise user_error(error, self._node, acc, redact) from None
         return pa.array(values, type=kind)
+
+
+def _instants(column: pa.ChunkedArray) -> list[Any]:
+    """Values that are equal only where Arrow's are: datetimes of a zone are, when its clocks are put back."""
+    kind = column.type
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        column = column.cast(pa.timestamp(kind.unit, "UTC"))
+    return column_values(column)
 
 
 def _greatest(kind: pa.DataType) -> float:

@@ -39,15 +39,12 @@ def build_stages(pipeline: Pipeline) -> Stages:
 def _check_times(stages: Stages) -> None:
     """Raise for a window over a stream that has no event time, or several, and for what splits alone can be told."""
     for one in assigners(stages):
-        asked = [
-            n for n, v in (("idle_after", one.body.idle_after_ms), ("align", one.body.align)) if v is not None
-        ]
-        if asked and one.roots:
+        if one.body.align is not None and one.roots:
             raise PipelineError(
-                f"{' and '.join(asked)} can be had where a source is read, and this stands behind {one.roots[0]!r}.",
+                f"align can be had where a source is read, and this stands behind {one.roots[0]!r}.",
                 uid=one.uid,
                 where=stages.graph.by_uid(one.uid).where,
-                remedy="Give it to an event_time before key_by: a split that is idle there holds nobody here.",
+                remedy="Give it to an event_time before key_by: only a source can be held back.",
             )
     for node in stages.graph.of_kind(g.WINDOW):
         if input_stamp(stages.graph, node) is None:

@@ -363,12 +363,13 @@ class Chain:
         only: Collection[int] | None = None,
         clocks: Mapping[str, int] | None = None,
         desk: Desk | None = None,
+        greatest: Mapping[str, Mapping[str, int]] | None = None,
     ) -> None:
         self._stages, self._stage, self._shape, self._book = stages, stage, shape, book
         self._target, self._redact, self._only = target, redact, only
         self._clocks = clocks or {}
         self._desk = desk
-        self.seen = Seen()
+        self.seen = Seen(greatest)
         self.sinks: dict[int, _ToSink] = {}
         self.exchanges: dict[int, ToExchange] = {}
         self.calling: dict[int, AsyncStep] = {}

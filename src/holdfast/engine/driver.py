@@ -413,6 +413,8 @@ class Driver:
                 reloads=reloads,
                 worker_rss_bytes=max((r.rss_bytes for r in reports), default=0),
                 late_records=commit.late,
+                untimed_records=commit.untimed,
+                unseen_records=commit.unseen,
                 watermarks=self._watermarks(plan, commit),
             )
         )
@@ -433,12 +435,10 @@ class Driver:
                 self._told_still.discard(uid)
             elif uid not in self._told_still and one.split and not one.ended:
                 self._told_still.add(uid)
-                _log.warning(
-                    "[%s] the watermark has not moved for %d s: %s holds it back (idle_after= lets it step out)",
-                    uid,
-                    one.still_ms // 1000,
-                    one.split,
-                )
+                why = f"{one.split} holds it back (idle_after= lets it step out)"
+                if one.waits:
+                    why = f"nothing is read for it until {one.waits_for} is as far (align=, drift=)"
+                _log.warning("[%s] the watermark has not moved for %d s: %s", uid, one.still_ms // 1000, why)
 
     # 5 Decide
 
@@ -546,6 +546,7 @@ class Driver:
             ended=plan.ended,
             given=plan.given,
             clocks=plan.clocks,
+            greatest=plan.greatest,
         )
 
     def _located(self, error: HoldfastError) -> HoldfastError:

@@ -6,7 +6,7 @@ offers ── assign ──> plan ── (run) ──> reports ── judge ─�
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -16,7 +16,7 @@ from holdfast.errors import EngineError, HoldfastError, from_facts
 from holdfast.io.base import Offer, StagedFile
 from holdfast.log.records import AnswerFile, Commit, Plan, PlannedRange, ShardCommit
 from holdfast.time.units import MIN_TIME
-from holdfast.time.watermarks import Clocks, Marks, merge, reached
+from holdfast.time.watermarks import Clocks, Marks, copied, merge, reached
 
 
 def assign(offers: Mapping[str, Offer], tasks: int) -> list[list[PlannedRange]]:
@@ -98,8 +98,11 @@ class Done:
     bad: dict[str, int]
     marks: Marks = dataclasses.field(default_factory=dict)
     """The watermarks that were seen."""
+    greatest: Marks = dataclasses.field(default_factory=dict)
     clocks: dict[str, int] = dataclasses.field(default_factory=dict)
     late: dict[str, int] = dataclasses.field(default_factory=dict)
+    untimed: dict[str, int] = dataclasses.field(default_factory=dict)
+    unseen: dict[str, int] = dataclasses.field(default_factory=dict)
     wake_ms: int | None = None
     answers: dict[str, list[AnswerFile]] = dataclasses.field(default_factory=dict)
 
@@ -186,11 +189,9 @@ def _mixed(reports: Sequence[Report]) -> list[str]:
 def _done(program: Program, settled: dict[str, str], reports: Sequence[Report]) -> Outcome:
     shards: dict[str, list[ShardCommit]] = {}
     sinks: dict[str, list[StagedFile]] = {}
-    records_out: dict[str, int] = {}
-    bad: dict[str, int] = {}
     marks: Marks = {}
+    greatest: Marks = {}
     clocks: dict[str, int] = {}
-    late: dict[str, int] = {}
     answers: dict[str, list[AnswerFile]] = {}
     for report in sorted(reports, key=lambda r: (r.stage != "", r.stage, r.shard, _number(r.task))):
         if report.stage:
@@ -202,20 +203,37 @@ def _done(program: Program, settled: dict[str, str], reports: Sequence[Report]) 
             )
         for uid, files in report.sinks.items():
             sinks.setdefault(uid, []).extend(files)
-        for uid, count in report.records_out.items():
-            records_out[uid] = records_out.get(uid, 0) + count
-        for uid, count in report.bad.items():
-            bad[uid] = bad.get(uid, 0) + count
-        for uid, count in report.late.items():
-            late[uid] = late.get(uid, 0) + count
         for uid, found in report.answers.items():
             answers.setdefault(uid, []).extend(found)
         merge(marks, report.marks)
+        merge(greatest, report.greatest)
         if report.clock is not None and report.clock > MIN_TIME:
             clocks[report.stage] = report.clock
-    wake_ms = min((r.wake_ms for r in reports if r.wake_ms is not None), default=None)
-    records_in = sum(r.records_in for r in reports if not r.stage)
-    return Done(shards, sinks, settled, records_in, records_out, bad, marks, clocks, late, wake_ms, answers)
+    return Done(
+        shards=shards,
+        sinks=sinks,
+        schemas=settled,
+        records_in=sum(r.records_in for r in reports if not r.stage),
+        records_out=_added(r.records_out for r in reports),
+        bad=_added(r.bad for r in reports),
+        marks=marks,
+        greatest=greatest,
+        clocks=clocks,
+        late=_added(r.late for r in reports),
+        untimed=_added(r.untimed for r in reports),
+        unseen=_added(r.unseen for r in reports),
+        wake_ms=min((r.wake_ms for r in reports if r.wake_ms is not None), default=None),
+        answers=answers,
+    )
+
+
+def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """What several tasks counted, by uid, in an order that does not depend on who reported first."""
+    made: dict[str, int] = {}
+    for mine in counts:
+        for uid, count in mine.items():
+            made[uid] = made.get(uid, 0) + count
+    return dict(sorted(made.items()))
 
 
 def _number(task: str) -> int:
@@ -236,8 +254,12 @@ def decide(plan: Plan, done: Done, generation: int, published: int, took_ms: flo
         published=published,
         took_ms=round(took_ms, 3),
         marks=reached(Clocks(plan.marks, plan.idle, plan.ended, plan.given), done.marks),
+        greatest=merge(copied(plan.greatest), done.greatest),
+        heard={uid: sorted(splits) for uid, splits in sorted(done.marks.items())},
         clocks={**plan.clocks, **done.clocks},
         late=done.late,
+        untimed=done.untimed,
+        unseen=done.unseen,
         wake_ms=done.wake_ms,
         answers=done.answers,
         replan=plan.replan,

@@ -343,10 +343,10 @@ class Handle:
         status.latency_ms = facts.latency_ms
         status.backlog = facts.backlog
         status.state_keys, status.state_bytes = facts.state_keys, facts.state_bytes
-        for uid, count in facts.bad_records.items():
-            status.bad_records[uid] = status.bad_records.get(uid, 0) + count
-        for uid, count in facts.late_records.items():
-            status.late_records[uid] = status.late_records.get(uid, 0) + count
+        for name in ("bad_records", "late_records", "untimed_records", "unseen_records"):
+            mine: dict[str, int] = getattr(status, name)
+            for uid, count in getattr(facts, name).items():
+                mine[uid] = mine.get(uid, 0) + count
         status.watermarks = facts.watermarks
         self._tell(facts)
 

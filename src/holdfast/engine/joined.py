@@ -127,11 +127,23 @@ class _Join(KeepingOperator):
             except Exception as error:
                 raise user_error(error, self.node, (one, other), self.redact) from None
             if made is not None:
-                out.append({**made, **row} if row and isinstance(made, dict) else made)
+                out.append(self._with_ours(made, row) if row and isinstance(made, dict) else made)
         try:
             work.outputs[g.MAIN].push(Batch(rows=out))
         except HoldfastError as error:
             raise error.at(self.node.uid, self.node.where) from None
+
+    def _with_ours(self, made: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+        """A result with the bounds of its window, or its time, which must not take the place of what the function made."""
+        taken = next((name for name in ours if name in made), None)
+        if taken is not None:
+            raise SchemaError(
+                f"The function returns {taken!r}, which is added to each result.",
+                uid=self.node.uid,
+                where=self.node.where,
+                remedy="Leave it out, or give it another name.",
+            )
+        return {**made, **ours}
 
 
 def _dicts(table: pa.Table, count: int) -> list[Any]:
@@ -173,7 +185,22 @@ class _Interval(_Join):
         kind = np.repeat([0, 1, 2], [len(left), len(alone[0]), len(alone[1])])
         group = np.where(places[0] >= 0, _at(sides[0].groups, places[0]), _at(sides[1].groups, places[1]))
         numbers = [_at(rows.numbers, at) for rows, at in zip(sides, places, strict=True)]
-        self.emit(work, shelves, sides, places, np.lexsort((numbers[1], numbers[0], kind, group)))
+        order = np.lexsort((numbers[1], numbers[0], kind, group))
+        more = {} if body.time is None else {body.time: self._times(sides, (left, right), alone, reach)}
+        self.emit(work, shelves, sides, places, order, more)
+
+    def _times(
+        self, sides: list[Rows], pairs: tuple[Times, Times], alone: list[Times], reach: tuple[int, int]
+    ) -> pa.Array:
+        """The times of results, none of which the clock had passed before the epoch.
+
+        Of a pair the later: it is that of the record which came now, or one beyond it. Of a record without a partner
+        when it was given up, which the clock passes now.
+        """
+        found = [np.maximum(sides[0].times[pairs[0]], sides[1].times[pairs[1]])]
+        for rows, at, until in zip(sides, alone, reach, strict=True):
+            found.append(rows.times[at] + max(until, 0))
+        return pa.array(np.concatenate(found)).cast(pa.timestamp("us", self._zone))
 
 
 _LATE = (LATE, LATE_RIGHT)

@@ -99,8 +99,10 @@ class Work:
     after: int = MIN_TIME
     """The event clock before and after the epoch."""
     late_records: int = 0
+    unseen_records: int = 0
     wake_ms: int | None = None
-    """What the operator has to say: how many records came too late, and when its next timer is due."""
+    """What the operator has to say: how many records came too late, how many were in no result when their window was
+    forgotten, and when its next timer is due."""
     stamp: Stamp | None = None
     """For windows: where the records have their time, also when none came."""
 
@@ -229,9 +231,8 @@ class ProcessOperator(Operator):
     def fire(self, timers: Timers, state: ShardState, ctx: Context, held: Held, after: int) -> None:
         """Call `on_timer` for what is due by the event clock after the epoch, and by processing time."""
         ctx._watermark = after
-        for kind, upto in ((EVENT, after), (CLOCK, upto_clock(ctx.now_ms))):
-            rounds = itertools.count(1)
-            timers.begin(kind, upto)
+        rounds = {EVENT: itertools.count(1), CLOCK: itertools.count(1)}
+        for kind in timers.turns(after, upto_clock(ctx.now_ms)):
             while due := timers.take():
                 groups = key_groups(
                     key_columns([k for k, _ in due], state.key_types, self.node.uid), state.place.key_groups
@@ -240,9 +241,8 @@ class ProcessOperator(Operator):
                 due = [due[i] for i in order.tolist()]
                 keys, fired = [k for k, _ in due], [t for _, t in due]
                 times: list[int | None] = [t.at_us for t in fired]
-                on_timer, phase = self._function.on_timer, f"{kind} timers {next(rounds)}"
+                on_timer, phase = self._function.on_timer, f"{kind} timers {next(rounds[kind])}"
                 self.run(keys, fired, groups[order], state, ctx, held, times, on_timer, phase)
-            timers.end()
         timers.seal()
 
     def run(

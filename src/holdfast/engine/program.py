@@ -136,6 +136,8 @@ class Header(msgspec.Struct, frozen=True):
     given: Marks = {}
     clocks: dict[str, int] = {}
     """Event time before this epoch, as in its plan."""
+    greatest: Marks = {}
+    """The greatest timestamps so far, of assigners whose rule must know them."""
     answers: dict[str, list[AnswerFile]] | None = None
     """What calls answered when this epoch was run and committed; None: they are made."""
 
@@ -187,9 +189,15 @@ class Report(msgspec.Struct):
     """And of what came to it."""
     marks: Marks = {}
     """The watermarks that its own chain has seen."""
+    greatest: Marks = {}
+    """The greatest timestamps so far, of assigners whose rule must know them."""
     clock: int | None = None
     """A shard's event clock after the epoch."""
     late: dict[str, int] = {}
+    untimed: dict[str, int] = {}
+    """Records without a time, by uid of the assigner."""
+    unseen: dict[str, int] = {}
+    """Records that were in no result when their window was forgotten, by uid of the operator."""
     wake_ms: int | None = None
     """When the next timer on processing time is due."""
     answers: dict[str, list[AnswerFile]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections import deque
 from itertools import compress
 from typing import Any
@@ -24,12 +25,17 @@ from holdfast.plan.times import LATE
 from holdfast.state.tables import TableSpec, ValueTable
 from holdfast.time.units import MAX_TIME
 
-_SEEN, _UNTIL = "seen", "until"
+_SEEN, _EARLIER, _UNTIL, _TIMES = "seen", "earlier", "until", "times"
 _BEST = "best"
 
 
 class Deduplicate(KeepingOperator):
-    """Remembers of each key until when it has been seen."""
+    """Remembers of each key until when it has been seen; within a time, also other times of records that passed.
+
+    A record passes if all of its key that passed are further than `within` from it, earlier ones and later ones. One that
+    passed is remembered until the clock is that far behind it: what comes after that is further, or late. Of a key there
+    is mostly one, the latest; others are in a table of their own.
+    """
 
     def __init__(self, node: g.Node, redact: bool) -> None:
         super().__init__(node, redact)
@@ -37,54 +43,122 @@ class Deduplicate(KeepingOperator):
         self.timed = self._body.within_us is not None
 
     def specs(self, schema: pa.Schema | None) -> list[TableSpec] | None:
-        due = _UNTIL if self.timed else None
-        return [TableSpec(_SEEN, "value", pa.struct([pa.field(_UNTIL, pa.int64())]), tuples=True, due=due)]
+        until = pa.field(_UNTIL, pa.int64())
+        if not self.timed:
+            return [TableSpec(_SEEN, "value", pa.struct([until]), tuples=True)]
+        times = pa.field(_TIMES, pa.list_(pa.int64()))
+        return [
+            TableSpec(_SEEN, "value", pa.struct([until]), tuples=True, due=_UNTIL),
+            TableSpec(_EARLIER, "value", pa.struct([until, times]), tuples=True, due=_UNTIL),
+        ]
 
     def apply(self, work: Work) -> None:
-        table = work.state.tables[_SEEN]
-        assert isinstance(table, ValueTable)
-        due = table.due(work.after) if self.timed else []
-        until: dict[Any, int] = {}
-        if work.sides:
-            until = self._pass(work, work.sides[0], table)
-        keys = list(until) + [k for k in due if k not in until]
-        if not keys:
-            return
-        ends = np.fromiter((until.get(k, 0) for k in keys), np.int64, count=len(keys))
-        gone = ends <= work.after if self.timed else np.zeros(len(keys), bool)
-        gone[len(until) :] = True
-        table.stage(keys, [pa.array(ends)], gone)
+        if self._body.within_us is None:
+            self._once(work)
+        else:
+            self._within(work, self._body.within_us)
         work.state.check_memory()
 
-    def _pass(self, work: Work, side: Side, table: ValueTable) -> dict[Any, int]:
-        """Push the records that are the first of their key; until when those keys are seen from now on."""
-        keys = side.keys()
-        firsts: dict[Any, int] = {}
-        deque(map(firsts.setdefault, keys, itertools.count()), maxlen=0)
-        distinct, places = list(firsts), np.fromiter(firsts.values(), np.int64, count=len(firsts))
-        work.state.prefetch(distinct, side.groups[places], _SEEN)
-        known, (ends,) = table.find(distinct)
+    def _once(self, work: Work) -> None:
+        """Without a time: the first record of each key."""
+        (side,) = work.sides
+        keys, table = side.keys(), _table(work, _SEEN)
+        firsts = _firsts(keys)
+        known, _ = self._find(work, side, table, firsts)
+        places = np.fromiter(firsts.values(), np.int64, count=len(firsts))
         passes = np.zeros(len(keys), bool)
-        made: dict[Any, int] = {}
-        if self._body.within_us is None:
-            passes[places[~known]] = True
-            made = dict.fromkeys(compress(distinct, ~known), MAX_TIME)
-        else:
-            seen = dict(compress(zip(distinct, column_values(ends), strict=True), known))
-            times = table_times_of(side, self.node)
-            behind = times <= work.before
-            if behind.any():
-                self.push_late(work, side, behind, LATE)
-            for place, (key, at, past) in enumerate(zip(keys, times.tolist(), behind.tolist(), strict=True)):
-                if not past and (key not in seen or at > seen[key]):
-                    seen[key] = made[key] = at + self._body.within_us
-                    passes[place] = True
+        passes[places[~known]] = True
+        new = list(compress(firsts, ~known))
+        if new:
+            table.stage(new, [pa.array(np.full(len(new), MAX_TIME))], np.zeros(len(new), bool))
         self.push(work, side, passes)
-        return made
+
+    def _within(self, work: Work, within_us: int) -> None:
+        """Push the records that are far enough from those that passed, and remember their times."""
+        tables = [_table(work, name) for name in (_SEEN, _EARLIER)]
+        due = [table.due(work.after) for table in tables]
+        passed, stored = self._pass(work, work.sides[0], within_us) if work.sides else ({}, set())
+        left = {k: [at for at in times if at + within_us > work.after] for k, times in passed.items()}
+        earlier = {k: times[:-1] for k, times in left.items() if times[:-1] or k in stored}
+        for table, mine, over in zip(tables, (left, earlier), due, strict=True):
+            gone: dict[Any, list[int]] = {k: [] for k in over if k not in passed}
+            self._stage(table, {**mine, **gone}, within_us)
+
+    def _stage(self, table: ValueTable, times: dict[Any, list[int]], within_us: int) -> None:
+        """Keep times, in their order, until the last of them is over; those of which none is left are forgotten."""
+        if not times:
+            return
+        columns = [pa.array([t[-1] + within_us if t else 0 for t in times.values()], pa.int64())]
+        if table.spec.name == _EARLIER:
+            columns.append(pa.array(list(times.values()), pa.list_(pa.int64())))
+        table.stage(list(times), columns, np.array([not t for t in times.values()], bool))
+
+    def _find(
+        self, work: Work, side: Side, table: ValueTable, firsts: dict[Any, int]
+    ) -> tuple[Mask, list[pa.Array]]:
+        """What is kept of keys, each with the place of a record of it."""
+        places = np.fromiter(firsts.values(), np.int64, count=len(firsts))
+        work.state.prefetch(list(firsts), side.groups[places], table.spec.name)
+        return table.find(list(firsts))
+
+    def _pass(self, work: Work, side: Side, within_us: int) -> tuple[dict[Any, list[int]], set[Any]]:
+        """Push the records that pass.
+
+        Of keys for which one did: the times of all that have passed, in order; and the keys of which there are earlier ones.
+        """
+        keys, times = side.keys(), table_times_of(side, self.node)
+        behind = times <= work.before
+        if behind.any():
+            self.push_late(work, side, behind, LATE)
+        seen, stored = self._seen(work, side, keys, times, within_us)
+        passes = np.zeros(len(keys), bool)
+        touched: dict[Any, list[int]] = {}
+        for place, (key, at, past) in enumerate(zip(keys, times.tolist(), behind.tolist(), strict=True)):
+            if past:
+                continue
+            mine = seen.setdefault(key, [])
+            next_ = bisect_right(mine, at)
+            if all(abs(at - other) > within_us for other in mine[max(0, next_ - 1) : next_ + 1]):
+                mine.insert(next_, at)
+                passes[place], touched[key] = True, mine
+        self.push(work, side, passes)
+        return touched, stored
+
+    def _seen(
+        self, work: Work, side: Side, keys: list[Any], times: Times, within_us: int
+    ) -> tuple[dict[Any, list[int]], set[Any]]:
+        """The times at which keys have passed, the earlier ones only where a record is far from the latest; who has those."""
+        firsts = _firsts(keys)
+        known, (ends,) = self._find(work, side, _table(work, _SEEN), firsts)
+        latest = {
+            k: end - within_us for k, end in compress(zip(firsts, column_values(ends), strict=True), known)
+        }
+        far = {
+            k for k, at in zip(keys, times.tolist(), strict=True) if abs(at - latest.get(k, at)) > within_us
+        }
+        earlier: dict[Any, list[int]] = {}
+        if far:
+            wanted = {k: place for k, place in firsts.items() if k in far}
+            there, (_, others) = self._find(work, side, _table(work, _EARLIER), wanted)
+            earlier = dict(compress(zip(wanted, column_values(others), strict=True), there))
+        return {k: [*earlier.get(k, ()), at] for k, at in latest.items()}, set(earlier)
 
     def push(self, work: Work, side: Side, passes: Mask) -> None:
         """Push some of the records as they are."""
         work.outputs[g.MAIN].push(Batch(table=self.shown(side, side.table.filter(pa.array(passes)))))
+
+
+def _table(work: Work, name: str) -> ValueTable:
+    table = work.state.tables[name]
+    assert isinstance(table, ValueTable)
+    return table
+
+
+def _firsts(keys: list[Any]) -> dict[Any, int]:
+    """Each key, and the place where it comes first."""
+    firsts: dict[Any, int] = {}
+    deque(map(firsts.setdefault, keys, itertools.count()), maxlen=0)
+    return firsts
 
 
 def table_times_of(side: Side, node: g.Node) -> Times:

@@ -54,7 +54,7 @@ from holdfast.state.backends import open_state
 from holdfast.state.keygroups import groups_of
 from holdfast.state.shard import EMPTY, Place, Sealed, ShardState, is_damage
 from holdfast.time.units import MIN_TIME
-from holdfast.time.watermarks import Marks, event_clock, merge, reached
+from holdfast.time.watermarks import Marks, event_clock, merge, reached, still_idle
 
 
 class Where(msgspec.Struct, frozen=True):
@@ -103,6 +103,9 @@ def run_source_task(program: Program, task: SourceTask, where: Where) -> list[Se
     report.took_ms = (time.perf_counter() - started) * 1e3
     for chain in chains.values():
         merge(report.marks, chain.seen.marks)
+        merge(report.greatest, chain.seen.greatest)
+        for uid, count in chain.seen.untimed.items():
+            report.untimed[uid] = report.untimed.get(uid, 0) + count
     exchanges = [e for chain in chains.values() for e in chain.exchanges.values()]
     packed = (header, task.header)
     return _send(program, None, f"src{task.number}", packed, exchanges, [report], marks=report.marks)
@@ -139,6 +142,7 @@ def _read_ranges(
                 _targets(program, header),
                 header.clocks,
                 _desk(program, header, target, node),
+                header.greatest,
             )
         chain = chains[planned.source]
         source: Source = node.body
@@ -335,6 +339,7 @@ def _apply(
         _targets(program, header),
         header.clocks,
         _desk(program, header, target, node),
+        header.greatest,
     )
     chain.begin(node.uid, groups_owned.start)
     try:
@@ -348,13 +353,15 @@ def _apply(
             work.stamp = _stamp(program, node, 0) if node.kind == g.WINDOW else None
             operator.apply(work)
             report.late = {node.uid: work.late_records} if work.late_records else {}
+            report.unseen = {node.uid: work.unseen_records} if work.unseen_records else {}
             report.wake_ms = work.wake_ms
         reach("shard.applied", task=report.task)
         state.check_memory()
         chain.flush(groups_owned.start)
         report.sealed = state.seal(attempt, header.epoch, header.now_ms, resumable=again is None)
         report.came, report.sent = came_to(program, node, inbox), sent_by(chain)
-        report.marks = chain.seen.marks
+        report.marks, report.untimed = chain.seen.marks, chain.seen.untimed
+        report.greatest = chain.seen.greatest
         if again is not None:
             _compare(program, again, node, shard, state, report)
         report.sinks = chain.close()
@@ -399,7 +406,8 @@ def _clock(program: Program, node: g.Node, header: Header, inbox: Inbox) -> tupl
     if header.replayed is not None:
         return before, header.replayed.clocks.get(node.uid, before)
     assigners = clocked_by(program.stages.graph, node)
-    return before, event_clock(reached(header.start, inbox.marks), header.idle, assigners, before)
+    idle = still_idle(header.idle, inbox.marks)
+    return before, event_clock(reached(header.start, inbox.marks), idle, assigners, before)
 
 
 def _sides(program: Program, node: g.Node, tables: list[tuple[DataHead, pa.Table]]) -> list[Side]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,18 +15,28 @@ from holdfast.errors import SchemaError
 from holdfast.plan import graph as g
 from holdfast.plan.times import UNTIMED, Stamp
 from holdfast.time.units import MIN_TIME, TimeType
-from holdfast.time.watermarks import EventTime, Marks
+from holdfast.time.watermarks import EventTime, Marks, copied, merge
 
 if TYPE_CHECKING:
     from holdfast.engine.chain import Fan
 
 
 class Seen:
-    """What a chain has seen of event time: the split whose records are passing, and marks."""
+    """What a chain has seen of event time: the split whose records are passing, marks, and records without a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, greatest: Mapping[str, Mapping[str, int]] | None = None) -> None:
         self.split = ""
+        self.greatest = copied(greatest or {})
+        """The greatest timestamp of each split so far, in microseconds, for assigners whose rule must know it."""
         self.marks: Marks = {}
+        """Of each split that records with a time came from, whether they lead to a watermark or not."""
+        self.untimed: dict[str, int] = {}
+        """How many, by uid of the assigner, whether anybody takes them or not."""
+
+    def risen(self, uid: str, at: int) -> int:
+        """The greatest timestamp so far, given one of the split whose records are passing."""
+        merge(self.greatest, {uid: {self.split: at}})
+        return self.greatest[uid][self.split]
 
     def note(self, uid: str, mark: int) -> None:
         splits = self.marks.setdefault(uid, {})
@@ -46,13 +57,14 @@ class TimeStep:
             batch, times = self._without(batch, times, missing)
         if len(times):
             mark = self._mark(int(times.max()))
-            if mark is not None:
-                self._seen.note(self._node.uid, mark)
+            self._seen.note(self._node.uid, MIN_TIME if mark is None else mark)
             if self._body.watermarks.by_record:
                 self._by_record(batch)
         self._out.push(batch)
 
     def _mark(self, greatest: int) -> int | None:
+        if self._body.watermarks.so_far:
+            greatest = self._seen.risen(self._node.uid, greatest)
         try:
             return self._body.watermarks.mark(greatest)
         except Exception as error:
@@ -77,13 +89,15 @@ class TimeStep:
     def _without(
         self, batch: Batch, times: npt.NDArray[np.int64], missing: npt.NDArray[np.bool_]
     ) -> tuple[Batch, npt.NDArray[np.int64]]:
+        uid, count = self._node.uid, int(missing.sum())
         if self._body.missing == "fail":
             raise SchemaError(
-                f"{int(missing.sum())} records have no time: {self._body.column!r} is null.",
-                uid=self._node.uid,
+                f"{count} records have no time: {self._body.column!r} is null.",
+                uid=uid,
                 where=self._node.where,
                 remedy=f'Filter them before, or have them with missing="side" and stream.side("{UNTIMED}").',
             )
+        self._seen.untimed[uid] = self._seen.untimed.get(uid, 0) + count
         table = batch.table(None)
         self._untimed.push(Batch(table=table.filter(pa.array(missing))))
         return Batch(table=table.filter(pa.array(~missing))), times[~missing]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import heapq
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ from holdfast.state.shard import ShardState
 from holdfast.state.tables import TableSpec, ValueTable, order_bytes
 from holdfast.time.units import MAX_TIME
 
+_TURNS = 100
+"""So often the two kinds of timers take turns in one epoch."""
 TABLES = {EVENT: "timers.event", CLOCK: "timers.clock"}
 SPECS = [
     TableSpec(
@@ -51,8 +55,26 @@ class Timers:
     def delete(self, kind: str, key: Any, at_us: int, name: str) -> None:
         self._changes[kind][_full(key, at_us, name)] = False
 
-    def begin(self, kind: str, upto_us: int) -> None:
-        """Start to fire: everything of a kind up to a time."""
+    def turns(self, event_us: int, clock_us: int) -> Iterator[str]:
+        """Start to fire all that is due, a kind at a time: first event time, then processing time.
+
+        And again as long as timers of one kind have set some of the other for a time that has passed. When the stream
+        has ended, those on event time have one turn. What sets each other without end goes on in the next epoch.
+        """
+        upto = {EVENT: event_us, CLOCK: clock_us}
+        for turn, kind in enumerate(itertools.islice(itertools.cycle(upto), _TURNS)):
+            if turn >= len(upto) and not self._was_set(kind, upto[kind]):
+                return
+            self._begin(kind, upto[kind])
+            yield kind
+            self._firing = None
+
+    def _was_set(self, kind: str, upto_us: int) -> bool:
+        """Whether a timer was set in this epoch that is due, and still is to fire."""
+        changes = self._changes[kind]
+        return upto_us < MAX_TIME and any(alive and full[-2] <= upto_us for full, alive in changes.items())
+
+    def _begin(self, kind: str, upto_us: int) -> None:
         changes = self._changes[kind]
         due = [full for full in self._table(kind).due(upto_us) if full not in changes]
         due += [full for full, alive in changes.items() if alive and full[-2] <= upto_us]
@@ -86,9 +108,6 @@ class Timers:
     def _mine(self, key: Any) -> list[tuple[int, bytes, str, Any]]:
         assert self._firing is not None
         return self._firing.setdefault(key[: -self._beside] if self._beside else key, [])
-
-    def end(self) -> None:
-        self._firing = None
 
     def seal(self) -> None:
         """Put what was set and deleted into the state."""

@@ -13,7 +13,18 @@ from holdfast.log.records import Commit, Plan
 from holdfast.metrics import Watermark
 from holdfast.plan.times import Assigner
 from holdfast.time.units import MAX_TIME, MIN_TIME, watermark_ms
-from holdfast.time.watermarks import FromSource, Marks, Splits, held_back, holding, merge, planned, watermark
+from holdfast.time.watermarks import (
+    FromSource,
+    Marks,
+    Splits,
+    event_clock,
+    held_back,
+    holding,
+    merge,
+    planned,
+    still_idle,
+    watermark,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,9 +34,11 @@ class PlannedTime:
     marks: Marks = dataclasses.field(default_factory=dict)
     active_ms: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
     idle: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    unheard: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     ended: list[str] = dataclasses.field(default_factory=list)
     given: Marks = dataclasses.field(default_factory=dict)
     clocks: dict[str, int] = dataclasses.field(default_factory=dict)
+    greatest: Marks = dataclasses.field(default_factory=dict)
 
     def fields(self) -> dict[str, Any]:
         """As a plan has them."""
@@ -52,12 +65,10 @@ def plan_time(
     exhausted = {uid for uid, offer in offers.items() if offer.exhausted and uid not in held}
     made = PlannedTime(clocks={} if before is None else dict(before[1].clocks))
     for one in assigners:
-        marks = {} if before is None else before[1].marks.get(one.uid, {})
-        active = {} if before is None else before[0].active_ms.get(one.uid, {})
-        was_idle = [] if before is None else before[0].idle.get(one.uid, [])
-        found = _splits(one, sources, offers, marks, held)
+        known = Splits({}, {}) if before is None else _known(one, sources, *before)
+        found = _splits(one, sources, offers, known.known, held)
         splits, idle = planned(
-            Splits(marks, active, was_idle),
+            known,
             found.there,
             found.reading,
             now_ms,
@@ -67,15 +78,40 @@ def plan_time(
             declared=found.declared,
         )
         made.marks[one.uid] = dict(splits.known)
-        made.active_ms[one.uid] = {s: at for s, at in splits.active_ms.items() if s not in one.roots}
-        idle = [s for s in idle if s not in one.roots]
+        if before is not None and one.uid in before[1].greatest:
+            reached = before[1].greatest[one.uid]
+            made.greatest[one.uid] = {s: at for s, at in reached.items() if s in splits.known}
+        made.active_ms[one.uid] = dict(splits.active_ms)
         if idle:
             made.idle[one.uid] = idle
+        if splits.unheard:
+            made.unheard[one.uid] = list(splits.unheard)
         if one.above <= exhausted:
             made.ended.append(one.uid)
         if isinstance(one.body.watermarks, FromSource):
             merge(made.given, {one.uid: _given(one, offers, held)})
     return made
+
+
+def _known(one: Assigner, sources: Mapping[str, Source], plan: Plan, commit: Commit) -> Splits:
+    """What is known of an assigner's splits after an epoch."""
+    heard = set(commit.heard.get(one.uid, ()))
+    read = {
+        split_name(r.source, sources[r.source].split_of(r.piece))
+        for r in plan.ranges
+        if r.source in one.sources
+    }
+    return Splits(
+        commit.marks.get(one.uid, {}),
+        {**plan.active_ms.get(one.uid, {}), **dict.fromkeys(heard, plan.now_ms)},
+        _idle_in(plan, commit).get(one.uid, []),
+        (read | set(plan.unheard.get(one.uid, ()))) - heard,
+    )
+
+
+def _idle_in(plan: Plan, commit: Commit) -> dict[str, list[str]]:
+    """The splits that nobody waited for in an epoch."""
+    return still_idle(plan.idle, commit.heard)
 
 
 @dataclasses.dataclass
@@ -98,6 +134,8 @@ def _splits(
 ) -> _Found:
     """All splits, and what is known of them. A source that does not say which it has keeps those it had."""
     found = _Found(set(one.roots))
+    if any(uid in held or offers[uid].backlog > 0 for uid in one.above):
+        found.waiting |= set(one.roots)  # what comes of the records that wait is still to come
     for uid in one.sources:
         offer = offers[uid]
         if offer.exhausted and not offer.ranges:
@@ -135,16 +173,16 @@ def shown_time(
 ) -> dict[str, Watermark]:
     """Event time after an epoch, for people. `moved_ms` keeps what each watermark was, and since when."""
     made = {}
-    waiting = ahead(assigners, plan, commit)
+    waiting, all_idle = ahead(assigners, plan, commit), _idle_in(plan, commit)
     for one in assigners:
-        marks, idle = commit.marks.get(one.uid, {}), plan.idle.get(one.uid, [])
+        marks, idle = commit.marks.get(one.uid, {}), all_idle.get(one.uid, [])
         mark = watermark(marks, idle)
         at = max(marks.values(), default=MIN_TIME) if mark is None else mark
         if moved_ms.get(one.uid, (None, 0))[0] != at:
             moved_ms[one.uid] = (at, plan.now_ms)
         known = MIN_TIME < at < MAX_TIME
         ms = watermark_ms(at) if known else None
-        held = holding({one.uid: marks}, plan.idle, [one.uid])
+        held = holding({one.uid: marks}, all_idle, [one.uid])
         made[one.uid] = Watermark(
             ms=ms,
             lag_ms=None if ms is None else plan.now_ms - ms,
@@ -153,8 +191,23 @@ def shown_time(
             idle=list(idle),
             ended=at == MAX_TIME,
             waits=one.uid in waiting,
+            waits_for=_slowest(one, assigners, commit, all_idle) if one.uid in waiting else "",
         )
     return made
+
+
+def _slowest(
+    one: Assigner, assigners: Sequence[Assigner], commit: Commit, idle: Mapping[str, Collection[str]]
+) -> str:
+    """Whom an assigner waits for: the one of its group that is furthest behind, and the split that holds it."""
+    found = []
+    for other in assigners:
+        marks = commit.marks.get(other.uid, {})
+        mark = watermark(marks, idle.get(other.uid, ()))
+        if other.body.align == one.body.align and mark is not None:
+            held = holding({other.uid: marks}, idle, [other.uid])
+            found.append((mark, f"{other.uid} ({_holder(other, held, bool(marks))})"))
+    return min(found)[1]
 
 
 def _holder(one: Assigner, held: tuple[str, str, int] | None, known: bool) -> str:
@@ -177,15 +230,25 @@ def still_for(
 
 
 def is_due(made: PlannedTime, before: tuple[Plan, Commit] | None, now_ms: int) -> bool:
-    """Whether time alone is worth an epoch: a split has become idle, a source has ended, or a timer is due."""
+    """Whether time alone is worth an epoch: a split has become idle or is finished, a source has ended, or a timer is due."""
     if before is None:
         return False
     plan, commit = before
     if commit.wake_ms is not None and commit.wake_ms <= now_ms:
         return True
     newly_ended = set(made.ended) - set(plan.ended)
-    newly_idle = any(set(idle) - set(plan.idle.get(uid, ())) for uid, idle in made.idle.items())
-    return bool(newly_ended) or newly_idle
+    was_idle = _idle_in(plan, commit)
+    newly_idle = any(set(idle) - set(was_idle.get(uid, ())) for uid, idle in made.idle.items())
+    return bool(newly_ended) or newly_idle or _freed(made, commit, was_idle)
+
+
+def _freed(made: PlannedTime, commit: Commit, was_idle: Mapping[str, Collection[str]]) -> bool:
+    """Whether a watermark rises because the split that held it is finished: its source has ended, and others go on."""
+    return any(
+        event_clock(made.marks, made.idle, [uid]) > event_clock(commit.marks, was_idle, [uid])
+        for uid, splits in made.marks.items()
+        if uid not in made.ended and set(commit.marks.get(uid, ())) - set(splits)
+    )
 
 
 def has_risen(made: PlannedTime, before: tuple[Plan, Commit] | None) -> bool:
@@ -210,8 +273,9 @@ def ahead(assigners: Sequence[Assigner], plan: Plan, commit: Commit) -> set[str]
     """The assigners that are too far ahead of the slowest of their group after an epoch."""
     groups = {a.uid: (a.body.align, a.body.drift_us) for a in assigners if a.body.align is not None}
     marks: dict[str, int] = {}
+    idle = _idle_in(plan, commit)
     for uid in groups:
-        mark = watermark(commit.marks.get(uid, {}), plan.idle.get(uid, ()))
+        mark = watermark(commit.marks.get(uid, {}), idle.get(uid, ()))
         if mark is not None and mark != MAX_TIME:
             marks[uid] = mark
     return held_back(marks, groups)

@@ -70,7 +70,7 @@ class _WindowCombiner(Combiner):
         return timestamps(times, kind.tz if pa.types.is_timestamp(kind) else None)
 
     def partial(self, table: pa.Table) -> pa.Table:
-        return self._parts.partial(table, [*self._keys(table), *self.columns], self._redact)
+        return self._parts.partial(table, [*self._keys(table), *self.columns], self._redact, self.columns)
 
     def merged(self, table: pa.Table) -> pa.Table:
         return self._parts.merged(table, [*self._keys(table), *self.columns], self._redact)

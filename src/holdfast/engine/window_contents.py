@@ -54,6 +54,8 @@ class Open:
     """Whether it is committed."""
     n: int = 0
     """How many records it holds."""
+    seen: int = 0
+    """How many of them have been in a result."""
     state: dict[str, Small] = dataclasses.field(default_factory=dict)
     """What its trigger keeps."""
     held: Any = None

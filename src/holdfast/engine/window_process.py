@@ -48,6 +48,8 @@ from holdfast.time.windows import Window, late, merge
 WINDOWS, OPEN = "windows", "open"
 """The tables of windows by key and bounds, and of the open windows of each key."""
 DUE, HOLDS, TRIGGER = "window.due", "window.holds", "window.trigger"
+SEEN = "window.seen"
+"""Beside what a trigger keeps: how many records of the window have been in a result, where any has."""
 _BOUNDS = pa.struct([pa.field("start", pa.int64()), pa.field("end", pa.int64())])
 _FIELDS = [pa.field(DUE, pa.int64()), pa.field(HOLDS, pa.int64()), pa.field(TRIGGER, pa.string())]
 _TIMERS = [
@@ -195,8 +197,8 @@ class _Epoch:
         if work.sides:
             self._records(work.sides[0])
         self.watermark_us = work.ctx._watermark = work.after
-        self._fire(EVENT, work.after)
-        self._fire(CLOCK, upto_clock(self.now_ms))
+        for _ in self.timers.turns(work.after, upto_clock(self.now_ms)):
+            self._fire()
         self._forget()
         self._stage()
         if self._merging:
@@ -280,11 +282,11 @@ class _Epoch:
         if gone:
             self._call(into, self._trigger.on_merge, whole, self._ctx(into), [self._ctx(p) for p in gone])
             self._contents.merge(into, parts)
-            into.n = sum(p.n for p in parts)
+            into.n, into.seen = sum(p.n for p in parts), sum(p.seen for p in parts)
             into.touched = True
             for part in gone:
                 self._call(part, self._trigger.clear, part.window, self._ctx(part))
-                part.n, part.held, part.alive, part.touched = 0, None, False, True
+                part.n, part.seen, part.held, part.alive, part.touched = 0, 0, None, False, True
         mine[low:high] = [into]
         return into
 
@@ -345,14 +347,13 @@ class _Epoch:
         one.touched = True
         if decision.fires and one.n:
             self._contents.fire(one)
-            one.fired += 1
+            one.fired, one.seen = one.fired + 1, one.n
         if decision.purges:
             self._contents.purge(one)
-            one.n = 0
+            one.n = one.seen = 0
 
-    def _fire(self, kind: str, upto: int) -> None:
+    def _fire(self) -> None:
         """Ask the trigger for what is due, a key's in the order of time."""
-        self.timers.begin(kind, upto)
         while due := self.timers.take():
             self._load([full for full, _ in due])
             groups = self._work.state.groups([full for full, _ in due], self._table(WINDOWS).spec).tolist()
@@ -365,7 +366,6 @@ class _Epoch:
             self._contents.prepare([one for one, decision in asked if decision.fires and one.n])
             for one, decision in asked:
                 self._follow(one, decision)
-        self.timers.end()
 
     def _timed(self, full: tuple[Any, ...], group: int) -> Open | None:
         """The window of a timer. One of which nothing was kept begins anew; one that is forgotten is called no more."""
@@ -395,8 +395,9 @@ class _Epoch:
         for one in self._opens.values():
             if one.alive and (self.forgotten_at(one.window) <= self._work.after or self._is_void(one)):
                 self._call(one, self._trigger.clear, one.window, self._ctx(one))
+                self._work.unseen_records += one.n - one.seen
                 self._contents.purge(one)
-                one.n, one.alive, one.touched = 0, False, True
+                one.n, one.seen, one.alive, one.touched = 0, 0, False, True
         for key, mine in self._of_key.items():
             self._of_key[key] = [one for one in mine if one.alive]
 
@@ -433,6 +434,7 @@ class _Epoch:
             full = wanted[place]
             one = Open(self._key(full), int(groups[place]), Window(*full[-2:]), full, True, n)
             one.state = {} if packed is None else msgspec.json.decode(packed)
+            one.seen = int(one.state.pop(SEEN, 0))
             self._opens[full] = one
             opens.append(one)
         if opens:
@@ -481,7 +483,7 @@ class _Epoch:
         self._table(OPEN).stage(changed, [pa.array(lists, pa.list_(_BOUNDS))], gone)
 
     def _packed(self, one: Open) -> str | None:
-        """What a trigger keeps, as text."""
+        """What a trigger keeps, and how much of the window has been in a result, as text."""
         for name, value in one.state.items():
             if not isinstance(name, str) or not _is_small(value):
                 raise PipelineError(
@@ -490,7 +492,8 @@ class _Epoch:
                     where=self._node.where,
                     remedy="Keep ints of 64 bits, finite floats, strings and bools in ctx.state, under names.",
                 )
-        return msgspec.json.encode(dict(sorted(one.state.items()))).decode() if one.state else None
+        kept = {**one.state, SEEN: one.seen} if one.seen else one.state
+        return msgspec.json.encode(dict(sorted(kept.items()))).decode() if kept else None
 
 
 def _is_small(value: Any) -> bool:

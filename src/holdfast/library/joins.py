@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
+from holdfast.data.types import arrow_schema
 from holdfast.errors import PipelineError
 from holdfast.plan import graph as g
 from holdfast.plan.bodies import (
@@ -94,22 +97,36 @@ class IntervalJoin:
         self._pipeline, self._inputs, self._bounds = pipeline, inputs, (lower_us, upper_us)
 
     def select(
-        self, uid: str, function: Select | None = None, *, how: str = INNER, schema: Any = None
+        self,
+        uid: str,
+        function: Select | None = None,
+        *,
+        how: str = INNER,
+        time: str | None = None,
+        schema: Any = None,
     ) -> Stream:
         """The pairs, each once, as soon as both records are there.
 
         A result is what `function(left, right)` returns, None for nothing; without it, all columns of both, where
-        those of the right that the left has too end in `_right`. Results have no event time: name the column that
-        is to be theirs with `event_time`. Records that come too late are counted, and come out of `side("late")`,
-        and those of the right out of `side("late_right")`.
+        those of the right that the left has too end in `_right`. Results have no event time, unless you ask for one
+        with `time`. Records that come too late are counted, and come out of `side("late")`, and those of the right out
+        of `side("late_right")`.
 
         Args:
             how: "inner", or "left", "right", "outer": then records of that side, or both, that have found no partner
                 come out alone, when none can come any more. The function gets None for what is missing.
+            time: a column to add, which is the event time of the results: the later time of the two records. For one
+                that comes out alone it is the last at which a partner could have come, or its own if that is later.
             schema: what the function returns, where it is known.
         """
         _check(uid, function, how, (INNER, LEFT, RIGHT, OUTER))
-        body = IntervalBody(*self._bounds, how, function)
+        if time is not None and schema is not None:
+            schema = arrow_schema(schema)
+            if (
+                time not in schema.names
+            ):  # null is a type that is still open: it takes that of the stream's own time
+                schema = schema.append(pa.field(time, pa.null()))
+        body = IntervalBody(*self._bounds, how, function, time, time_column(self._pipeline, self._inputs))
         return self._pipeline._add(g.JOIN, uid, body, self._inputs, tags=_TAGS, schema=schema)
 
 

@@ -78,15 +78,19 @@ class Plan(msgspec.Struct, frozen=True):
     marks: dict[str, dict[str, int]] = {}
     """The watermark of each split before it, by uid of the assigner."""
     active_ms: dict[str, dict[str, int]] = {}
-    """When each split had something to read last."""
+    """When each split had something to say last."""
     idle: dict[str, list[str]] = {}
-    """The splits that nobody waits for in this epoch."""
+    """The splits that nobody waits for in this epoch, unless they are heard in it."""
+    unheard: dict[str, list[str]] = {}
+    """The splits of which nothing with a time came to the assigner when they were last read."""
     given: dict[str, dict[str, int]] = {}
     """Watermarks after it, from sources that know them."""
     ended: list[str] = []
     """The assigners behind which nothing will ever come."""
     clocks: dict[str, int] = {}
     """The event clock of each keyed operator before it."""
+    greatest: dict[str, dict[str, int]] = {}
+    """The greatest timestamp of each split so far, where the rule for watermarks must know it."""
     replan: int = 0
     format: int = FORMAT
 
@@ -146,10 +150,18 @@ class Commit(msgspec.Struct, frozen=True):
     took_ms: float = 0.0
     marks: dict[str, dict[str, int]] = {}
     """The watermark of each split after it, by uid of the assigner."""
+    greatest: dict[str, dict[str, int]] = {}
+    """The greatest timestamp of each split so far, where the rule for watermarks must know it."""
+    heard: dict[str, list[str]] = {}
+    """The splits of which records with a time came to the assigner."""
     clocks: dict[str, int] = {}
     """The event clock of each keyed operator after it."""
     late: dict[str, int] = {}
     """Records that came too late, by uid of the operator."""
+    untimed: dict[str, int] = {}
+    """Records without a time, by uid of the assigner."""
+    unseen: dict[str, int] = {}
+    """Records that were in no result when their window was forgotten, by uid of the operator."""
     wake_ms: int | None = None
     """When the next timer on processing time is due."""
     answers: dict[str, list[AnswerFile]] = {}

@@ -14,7 +14,7 @@ INNER, LEFT, RIGHT, OUTER = "inner", "left", "right", "outer"
 """What becomes of records without a partner: of neither side, of one, or of both they come out alone."""
 KEPT = {
     "join": ("left", "right"),
-    "deduplicate": ("seen",),
+    "deduplicate": ("seen", "earlier"),
     "top": ("best",),
     "pattern": ("waiting", "begun"),
 }
@@ -33,6 +33,10 @@ class IntervalBody:
     upper_us: int
     how: str = INNER
     function: Select | None = None
+    time: str | None = None
+    """The column in which results have a time of their own; None: they have none."""
+    time_column: str | None = None
+    """Where the left has its time."""
 
     def facts(self) -> dict[str, Any]:
         """What must not change under stored state."""
@@ -76,7 +80,7 @@ class WindowJoinBody:
 
 @dataclasses.dataclass(frozen=True)
 class DeduplicateBody:
-    """Lets the first record of a key pass, and no other for `within_us`, or for ever."""
+    """Lets the first record of a key pass, and no other that is within `within_us` of one that passed, or none ever."""
 
     within_us: int | None = None
 

@@ -13,7 +13,7 @@ from typing import Any
 from holdfast.errors import PipelineError
 from holdfast.functions import Aggregate, Column
 from holdfast.plan import graph as g
-from holdfast.plan.bodies import AsOfBody
+from holdfast.plan.bodies import AsOfBody, IntervalBody
 from holdfast.plan.stages import Stages
 from holdfast.time import windows
 from holdfast.time.triggers import Trigger, event_time
@@ -150,6 +150,8 @@ def _library_stamp(graph: g.Graph, node: g.Node, tag: str) -> Stamp | None:
         return input_stamp(graph, node, 1 if tag == LATE_RIGHT else 0)
     if tag != g.MAIN:
         return None
+    if isinstance(node.body, IntervalBody):
+        return None if node.body.time is None else Stamp(node.body.time)
     return Stamp(WINDOW_END, shift_us=-1) if getattr(node.body, "assigner", None) is not None else None
 
 

@@ -311,8 +311,10 @@ def _schemas_of(changed: dict[str, pa.Table]) -> dict[str, str]:
 
 
 def key_types_of(manifest: Manifest) -> list[pa.DataType]:
-    """The types of the operator's key in a stored version."""
-    for text in manifest.schemas.values():
-        schema = schemas.from_text(text)
-        return [schema.field(n).type for n in key_names(schema, "k")]
-    return []
+    """The types of the operator's key in a stored version, such that they hold the keys of all its states.
+
+    A state that was written last before the key's type grew wider still says the narrow one.
+    """
+    found = [schemas.from_text(text) for text in manifest.schemas.values()]
+    keys = [pa.schema([s.field(n) for n in key_names(s, "k")]) for s in found]
+    return list(schemas.unify(keys).types) if keys else []

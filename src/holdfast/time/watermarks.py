@@ -30,6 +30,8 @@ class Watermarks:
 
     by_record = False
     """Whether `mark_of` is asked for each record."""
+    so_far = True
+    """Whether `mark` must see the greatest timestamp of all that was ever read of a split, and not only of what just was."""
 
     def mark(self, greatest: int) -> int | None:
         """The watermark of a split, given the greatest timestamp of what was read of it; None: nothing is known."""
@@ -49,6 +51,7 @@ class Bounded(Watermarks):
     """Records are at most so much out of order: the watermark is that far behind the greatest timestamp."""
 
     lag_us: int = 0
+    so_far = False  # a watermark never goes back: the greatest timestamp so far is in it
 
     def mark(self, greatest: int) -> int | None:
         return greatest - self.lag_us - 1
@@ -77,6 +80,7 @@ class Punctuated(Watermarks):
 
     function: Callable[[dict[str, Any]], int | None]
     by_record = True
+    so_far = False
 
     def mark_of(self, record: dict[str, Any]) -> int | None:
         made = self.function(record)
@@ -89,6 +93,8 @@ class Punctuated(Watermarks):
 @dataclasses.dataclass(frozen=True)
 class FromSource(Watermarks):
     """The source says how far each split is (`Offer.watermarks`)."""
+
+    so_far = False
 
     def describe(self) -> str:
         return "given by the source"
@@ -179,6 +185,17 @@ def reached(start: Clocks, seen: Mapping[str, Mapping[str, int]]) -> Marks:
     return marks
 
 
+def still_idle(
+    idle: Mapping[str, Collection[str]], heard: Mapping[str, Collection[str]]
+) -> dict[str, list[str]]:
+    """The splits that were planned as idle, without those that had something to say all the same.
+
+    >>> still_idle({"a": ["0", "1"], "b": ["2"]}, {"a": ["1"]})
+    {'a': ['0'], 'b': ['2']}
+    """
+    return {uid: [s for s in splits if s not in heard.get(uid, ())] for uid, splits in idle.items()}
+
+
 def watermark(splits: Mapping[str, int], idle: Collection[str]) -> int | None:
     """An assigner's watermark: the least of its splits that are not idle; None: all are.
 
@@ -240,9 +257,11 @@ class Splits:
     known: Mapping[str, int]
     """The mark of each."""
     active_ms: Mapping[str, int]
-    """When each had something to read last, by the planned clock."""
+    """When each had something to say last, by the planned clock."""
     idle: Collection[str] = ()
     """Those that were idle in the epoch before."""
+    unheard: Collection[str] = ()
+    """Those of which nothing came to the assigner when they were last read: a filter before it takes it all."""
 
 
 def planned(
@@ -259,6 +278,7 @@ def planned(
     """The splits of an epoch, and which of them are idle in it.
 
     A split that has something is not idle, whether it is read now or not: who called it so would pass by what waits.
+    But one that is read in vain has nothing to say. If it has after all, it is not idle in that very epoch (`still_idle`).
 
     Args:
         there: all splits that the source has, where it says so; those that are not among them are finished.
@@ -269,7 +289,7 @@ def planned(
     """
     names = {*before.known, *reading} if there is None else {*there, *reading}
     known = {name: before.known.get(name, MIN_TIME) for name in sorted(names)}
-    busy = {*reading, *waiting}
+    busy = {*(set(reading) - set(before.unheard)), *waiting}
     fresh = busy | (set(unsure) - set(before.idle))
     active = {name: now_ms if name in fresh else before.active_ms.get(name, now_ms) for name in known}
 
@@ -278,7 +298,7 @@ def planned(
         return name not in busy and (silent or name in declared)
 
     idle = [name for name in known if quiet(name)]
-    return Splits(known, active, idle), idle
+    return Splits(known, active, idle, [name for name in known if name in before.unheard]), idle
 
 
 def held_back(watermarks: Mapping[str, int], groups: Mapping[str, tuple[str | None, int]]) -> set[str]:

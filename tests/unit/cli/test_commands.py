@@ -179,6 +179,7 @@ def test_records_that_are_kept_show_their_fields_and_when_they_are_due(tmp_path:
         ("windows", "left"): 6,
         ("windows", "right"): 6,
         ("once", "seen"): 1,
+        ("once", "earlier"): 0,
         ("best", "best"): 2,
         ("steps", "waiting"): 1,
         ("steps", "begun"): 3,

@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.cli.logs import line
 from holdfast.cli.noise import SparkNoise
 from holdfast.cli.reporting import JsonLines, PlainLines, Reporter, reporter_for
 from holdfast.errors import IncompatibleError
-from holdfast.metrics import EpochFacts, Status
+from holdfast.metrics import EpochFacts, Status, Watermark
 
 
 def status(epoch: int, state: str = "running", message: str = "") -> Status:
@@ -75,6 +76,26 @@ def test_plain_lines_come_at_most_twice_a_second_and_lose_nothing(capsys: pytest
     assert "400 records" in lines[2] and "86 ms" in lines[2] and "state 7 keys 2.0 KB" in lines[2]
     assert lines[3].endswith("1 bad records")
     assert lines[-1] == "stopped after epoch 7: 700 records in 7 epochs, 0:00. Directory: /data/orders"
+
+
+def test_plain_lines_tell_of_event_time_and_of_records_that_are_in_no_result_because_of_theirs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def mark(lag_ms: int | None, *, ended: bool = False) -> Watermark:
+        return Watermark(ms=1, lag_ms=lag_ms, split="", still_ms=0, ended=ended)
+
+    counts = {"late_records": {"w": 2, "x": 1}, "untimed_records": {"t": 4}, "unseen_records": {"w": 5}}
+    reporter = PlainLines(iter(range(100)).__next__)
+    told = [{"a": mark(7_000), "b": mark(65_000), "c": mark(None, ended=True)}, {"a": mark(None)}, {}]
+    for epoch, watermarks in enumerate(told, start=1):
+        one = msgspec.structs.replace(facts(epoch), watermarks=watermarks, **(counts if epoch == 1 else {}))
+        reporter.hear(msgspec.structs.replace(status(epoch), **counts), one)
+    reporter.end(None)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("  event time 1:05 behind  3 late records  4 untimed records  5 unseen records")
+    assert lines[1].endswith("  event time not known yet")
+    assert lines[2].endswith("2.0 KB")
+    assert ", 3 late records, 4 untimed records, 5 unseen records. Directory" in lines[3]
 
 
 def test_a_failed_run_says_so_in_its_last_line(capsys: pytest.CaptureFixture[str]) -> None:

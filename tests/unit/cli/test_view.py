@@ -144,3 +144,17 @@ def test_event_time_is_shown_for_each_operator_the_slowest_first(seen: Seen, clo
     ended = {uid: Watermark(ms=None, lag_ms=None, split="", still_ms=0, ended=True) for uid in marks}
     seen.hear(status(watermarks=ended), None)
     assert "ended" in drawn(run_view(seen))
+
+
+def test_records_that_are_in_no_result_because_of_their_time_are_shown_by_what_is_the_matter(
+    seen: Seen, clock: list[float]
+) -> None:
+    run_epochs(seen, clock)
+    one = Watermark(ms=1, lag_ms=5_000, split="a/0", still_ms=0)
+    counts = {"late_records": {"w": 3}, "untimed_records": {"a.time": 41}, "unseen_records": {"w": 52}}
+    seen.hear(status(watermarks={"a.time": one}, **counts), None)
+    lines = drawn(run_view(seen)).splitlines()
+    for name, count in (("late", "3"), ("untimed", "41"), ("unseen", "52")):
+        assert any(name in line and count in line for line in lines)
+    seen.hear(status(watermarks={"a.time": one}, late_records={"w": 3}), None)
+    assert "untimed" not in drawn(run_view(seen)) and "unseen" not in drawn(run_view(seen))

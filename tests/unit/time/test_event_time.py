@@ -15,6 +15,7 @@ import holdfast as hf
 from holdfast.errors import PipelineError, SchemaError
 from holdfast.io.base import Limit, Offer, Range, Reading, Source
 from holdfast.time.units import MAX_TIME, MIN_TIME
+from tests.drivers import live
 
 Row = dict[str, Any]
 S = 1_000_000
@@ -176,6 +177,45 @@ def test_a_periodic_rule_sees_the_greatest_timestamp() -> None:
     assert [c.clocks["w"] for c in result.commits] == [-6_000_000 + 999, 15_000_999]
 
 
+class Halting(hf.Watermarks):
+    """The watermark moves only when the greatest time is a whole minute."""
+
+    def mark(self, greatest: int) -> int | None:
+        return greatest if greatest % (60 * S) == 0 else None
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_a_periodic_rule_sees_the_greatest_timestamp_so_far_over_ranges_epochs_and_restarts(
+    parallelism: int, tmp_path: Path
+) -> None:
+    def rule(ms: int) -> int | None:
+        return (
+            ms if ms in (7_000, 30_000) else ms - 60_000
+        )  # less for a greater one: who forgets it is found out
+
+    def build() -> hf.Pipeline:
+        source = Script(
+            [{"0": at(1, 9), "1": at(40)}, {"0": at(7), "1": at(30)}, {"0": at(8)}], bounded=False
+        )
+        return counted(source, watermark=hf.periodic(rule))
+
+    expected = {"in/0": (9_000 - 60_000) * 1000 + 999, "in/1": (40_000 - 60_000) * 1000 + 999}
+    result = hf.testing.run(build(), parallelism=parallelism)
+    assert [c.marks["in.time"] for c in result.commits] == [expected] * 3
+    for _ in range(3):
+        life = live(build(), tmp_path, epochs=1, parallelism=parallelism)
+    commit = life.journal.commit(3)
+    assert commit is not None and commit.marks["in.time"] == expected
+    assert commit.greatest == {"in.time": {"in/0": 9 * S, "in/1": 40 * S}}
+
+
+def test_a_rule_of_ones_own_sees_the_greatest_timestamp_so_far() -> None:
+    result = hf.testing.run(
+        counted(Script([{"0": at(61)}, {"0": at(60)}, {"0": at(120)}], bounded=False), watermark=Halting())
+    )
+    assert [c.marks["in.time"]["in/0"] for c in result.commits] == [MIN_TIME, MIN_TIME, 120 * S]
+
+
 def test_a_rule_that_fails_names_the_operator() -> None:
     source = Script([{"0": at(1)}])
     with pytest.raises(hf.errors.UserCodeError, match=r"\[in.time\]"):
@@ -255,6 +295,35 @@ def test_records_without_a_time_fail_or_come_out_at_the_side() -> None:
     result = hf.testing.run(made)
     assert result.rows("without") == [{"k": "a", "at": None}]
     assert sorted(r["k"] for r in result.rows("out")) == ["a", "b"]
+
+
+@pytest.mark.parametrize("taken", [True, False], ids=["taken", "left"])
+def test_records_without_a_time_are_counted_whether_anybody_takes_them_or_not(
+    taken: bool, tmp_path: Path
+) -> None:
+    rows = [{"k": str(n), "at": None if n % 3 == 0 else n} for n in range(10)]
+    made = hf.Pipeline("p")
+    timed = made.read("in", hf.records(rows, splits=2, per_epoch=4)).event_time(
+        "at", unit="s", missing="side"
+    )
+    timed.write("out", hf.memory())
+    if taken:
+        timed.side("untimed").write("without", hf.memory())
+    result = hf.testing.run(made)
+    assert sum(c.untimed.get("in.time", 0) for c in result.commits) == 4
+    assert len(result.rows("out")) == 6
+    life = live(made, tmp_path)
+    assert sum(f.untimed_records.get("in.time", 0) for f in life.facts) == 4
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_records_that_lose_their_time_behind_an_exchange_are_counted_there(parallelism: int) -> None:
+    rows = [{"k": str(n), "at": None if n % 3 == 0 else n} for n in range(10)]
+    made = hf.Pipeline("p")
+    totals = made.read("in", hf.records(rows)).key_by("k").aggregate("totals", seen=hf.max("at"))
+    totals.event_time("seen", unit="s", missing="side", uid="again").write("out", hf.memory())
+    result = hf.testing.run(made, parallelism=parallelism)
+    assert [c.untimed for c in result.commits] == [{"again": 4}]
 
 
 def test_a_map_that_drops_the_time_is_named() -> None:
@@ -351,6 +420,81 @@ def test_timers_on_processing_time_wake_the_pipeline_by_themselves(backend: str)
     assert result.rows("out") == [{"k": "a", "name": "soon", "late_ms": 500, "kind": "clock"}]
     assert [c.wake_ms for c in result.commits][-1] is None
     assert result.commits[-1].records_in == 0
+
+
+class Relay(hf.KeyedProcess):
+    """A timer of each kind sets one of the other for a time that has passed, so many times."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def process(self, key: Any, record: Row, ctx: hf.Context) -> None:
+        ctx.set_clock_timer(ctx.now_ms, "1")
+
+    def on_timer(self, key: Any, timer: hf.Timer, ctx: hf.Context) -> Iterator[Row]:
+        yield {"kind": timer.kind, "name": timer.name, "chance": ctx.random.random()}
+        if int(timer.name) < self.times:
+            at = ctx.set_timer if timer.kind == "clock" else ctx.set_clock_timer
+            at(0, str(int(timer.name) + 1))
+
+
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_timers_of_one_kind_that_set_the_other_for_the_past_fire_in_the_same_epoch(backend: str) -> None:
+    result = reminded(Script([{"0": at(5)}], bounded=False), Relay(4), backend=backend)
+    rows = result.rows("out")
+    assert [(r["kind"], r["name"]) for r in rows] == [
+        ("clock", "1"),
+        ("event", "2"),
+        ("clock", "3"),
+        ("event", "4"),
+    ]
+    assert len({r["chance"] for r in rows}) == 4
+    assert result.epochs == 1
+
+
+def test_timers_that_set_each_other_without_end_go_on_in_the_next_epoch() -> None:
+    result = reminded(Script([{"0": at(5)}, {"0": at(6)}], bounded=False), Relay(120), epochs=2)
+    names = [
+        [int(n) for n in t["name"].to_pylist()] for _, t in sorted(result._captured["out"].tables.items())
+    ]
+    assert names[0] == list(range(1, 100))
+    assert set(names[1]) >= set(range(100, 121))
+
+
+class Waiting(hf.KeyedProcess):
+    """Counts records without a key, and reminds of others."""
+
+    nobody = hf.ValueState(int, default=0)
+    told = hf.ValueState(int, default=0)
+
+    def process(self, key: Any, record: Row, ctx: hf.Context) -> None:
+        if key is None:
+            self.nobody.value += 1
+        else:
+            self.told.value += 1
+            ctx.set_clock_timer(ctx.now_ms + 60_000)
+
+    def on_timer(self, key: Any, timer: hf.Timer, ctx: hf.Context) -> Iterator[Row]:
+        yield {"k": key, "told": self.told.value}
+
+
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_a_timer_after_a_restart_knows_keys_of_a_type_that_not_all_states_have_seen(
+    backend: str, tmp_path: Path
+) -> None:
+    def build() -> hf.Pipeline:
+        made = hf.Pipeline("p")
+        source = Script([{"0": [{"k": None, "at": 1}]}, {"0": at(2)}], bounded=False)
+        keyed = made.read("in", source).map(lambda r: {"k": r["k"]}).key_by("k")
+        keyed.process("w", Waiting()).write("out", hf.jsonl(tmp_path / "out"))
+        return made
+
+    folder = tmp_path / "run"
+    live(build(), folder, backend=backend, parallelism=1, clock_ms=lambda: 1_000_000)
+    life = live(build(), folder, backend=backend, parallelism=1, clock_ms=lambda: 1_100_000)
+    assert [f.records_in for f in life.facts] == [0]
+    lines = [json.loads(line) for file in (tmp_path / "out").glob("*.jsonl") for line in file.open()]
+    assert lines == [{"k": "a", "told": 1}]
 
 
 def test_a_timer_needs_an_on_timer() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import random
 from typing import Any
 
@@ -385,6 +386,78 @@ def test_pairs_of_a_window_come_out_when_the_clock_passes_it_with_its_bounds() -
     assert found == {3: [101, 102, 201, 202], 4: [1313, 3131]}
     assert len(result.rows("counts")) == 6
     assert {str(r["window_end"] - r["window_start"]) for r in result.rows("out")} == {"0:00:10"}
+
+
+@pytest.mark.parametrize("how", ["inner", "left", "right", "outer"])
+@pytest.mark.parametrize(
+    "made", [None, lambda a, b: {"ln": a and a["n"], "rn": b and b["n"]}], ids=["all", "some"]
+)
+@pytest.mark.parametrize(("lower", "upper"), [(-5, 10), (3, 8), (-9, -4)])
+def test_results_that_are_given_a_time_are_never_late_for_what_stands_behind_them(
+    how: str, made: Any, lower: int, upper: int
+) -> None:
+    rows = [{"k": f"k{i % 3}", "at": (i * 7919) % 120, "n": i} for i in range(120)]
+    order = sorted(rows, key=lambda r: r["at"] + r["n"] % 7)
+    pipeline, ls, rs = streams(order[::2], order[1::2], per_epoch=4, lag="7s")
+    pairs = ls.join(rs).between(f"{lower}s", f"{upper}s").select("j", made, how=how, time="when")
+    pairs.write("out", hf.memory())
+    counts = pairs.map(lambda r: {"all": 0, "when": r["when"]}).key_by("all").window(hf.tumbling("5s"))
+    counted = counts.aggregate("w", n=hf.count())
+    counted.write("counts", hf.memory())
+    result = hf.testing.run(pipeline)
+    found, windows = result.rows("out"), result.rows("counts")
+    assert len(found) > 20
+    assert all(c.late.get("w", 0) == 0 for c in result.commits)
+    assert sum(r["n"] for r in windows) == len(found)
+    times = {r["n"]: r["at"] for r in rows}
+    for row in found if made is not None else ():
+        at = [times[n] for n in (row["ln"], row["rn"]) if n is not None]
+        alone = max(upper, 0) if row["rn"] is None else max(-lower, 0)
+        seconds = max(at) + (alone if len(at) == 1 else 0)
+        assert row["when"] == dt.datetime(1970, 1, 1) + dt.timedelta(seconds=seconds)
+    assert windows[0]["window_end"] < max(r["window_end"] for r in windows)
+
+
+def test_windows_behind_a_join_with_a_time_go_on_when_it_finds_no_more_pairs() -> None:
+    rows = [{"k": "a", "at": t, "n": t} for t in (1, 2)]
+    later = [{"k": "b", "at": t, "n": t} for t in range(3, 60, 3)]
+    made, ls, rs = streams([*rows, *later], rows, per_epoch=2)
+    pairs = ls.join(rs).between("0s", "5s").select("j", lambda a, b: {"k": a["k"]}, time="when")
+    pairs.key_by("k").window(hf.tumbling("10s")).aggregate("w", n=hf.count()).write("out", hf.memory())
+    result = hf.testing.run(made)
+    (epoch,) = result._captured["out"].tables
+    assert epoch < result.epochs and result.rows("out")[0]["n"] == 3
+
+
+def test_a_time_that_the_function_returns_itself_is_refused() -> None:
+    rows = [{"k": "a", "at": 1, "n": 1}]
+    made, ls, rs = streams(rows, rows)
+    pairs = ls.join(rs).between("0s", "5s").select("j", lambda a, b: {"when": 1}, time="when")
+    pairs.write("out", hf.memory())
+    with pytest.raises(SchemaError, match=r"\[j\] The function returns 'when'"):
+        hf.testing.run(made)
+
+
+def test_the_schema_of_results_may_leave_out_the_time_that_is_added() -> None:
+    rows = [{"k": "a", "at": 1, "n": 1}]
+    made, ls, rs = streams(rows, rows)
+    pairs = (
+        ls.join(rs)
+        .between("0s", "5s")
+        .select("j", lambda a, b: {"n": a["n"]}, time="when", schema={"n": int})
+    )
+    pairs.key_by("n").window(hf.tumbling("10s")).aggregate("w", n2=hf.count()).write("out", hf.memory())
+    assert [r["n2"] for r in hf.testing.run(made).rows("out")] == [1]
+
+
+@pytest.mark.parametrize("name", ["window_start", "window_end"])
+def test_a_function_that_returns_a_bound_of_the_window_is_refused(name: str) -> None:
+    rows = [{"k": "a", "at": 1, "n": 1}]
+    made, ls, rs = streams(rows, rows)
+    ls.join(rs).window(hf.tumbling("10s")).select("j", lambda a, b: {name: 7}).write("out", hf.memory())
+    with pytest.raises(SchemaError, match=rf"\[j\] The function returns '{name}'") as caught:
+        hf.testing.run(made)
+    assert "give it another name" in str(caught.value)
 
 
 # Both

@@ -90,14 +90,15 @@ def test_one_record_of_each_key_passes_the_first_that_came(found: Any, way: Way)
 
 
 PASSED = """
-    with recursive passed(k, i, t, n) as (
-        select k, i, e.at, n from e qualify row_number() over (partition by k order by i) = 1
+    with recursive
+    numbered as (select k, e.at, n, row_number() over (partition by k order by i) as r from e),
+    walked(k, r, n, passes, times) as (
+        select k, r, n, true, [numbered.at] from numbered where r = 1
         union all
-        select e.k, e.i, e.at, e.n from passed join e
-        on e.k is not distinct from passed.k and e.i > passed.i and e.at > passed.t + {within}
-        qualify row_number() over (partition by e.k order by e.i) = 1
+        select x.k, x.r, x.n, {far}, case when {far} then list_append(w.times, x.at) else w.times end
+        from walked w join numbered x on x.k is not distinct from w.k and x.r = w.r + 1
     )
-    select n from passed
+    select n from walked where passes
 """
 
 
@@ -106,9 +107,23 @@ PASSED = """
 def test_a_key_may_pass_again_when_its_time_is_over(found: Any, within: int, way: Way) -> None:
     run = ran(way, {"e": rows_of(found)}, SCHEMA, lambda s: s.deduplicate("x", within=within), "late")
     check_late(run)
-    passed = sql(PASSED.format(within=within), run.arrived("e"))
+    far = f"len(list_filter(w.times, lambda t: abs(x.at - t) <= {within})) = 0"
+    passed = sql(PASSED.format(far=far), run.arrived("e"))
     assert sorted(((r["n"],) for r in run.rows("out")), key=repr) == passed
     assert run.left == 0
+
+
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("per_epoch", [1, 3, 100])
+def test_a_record_that_is_far_from_all_that_passed_passes_whatever_came_before_it(
+    per_epoch: int, backend: str
+) -> None:
+    times = [100, 10, 55, 60, 9, 31, 30, 79, 76, 200, 160, 100]
+    rows = [{"k": "a", "at": t, "v": 0, "n": n} for n, t in enumerate(times)]
+    made, stream = keyed(rows, per_epoch=per_epoch, lag="1h")
+    result = run(made, stream.deduplicate("x", within="20s"), {"parallelism": 1, "backend": backend}, "late")
+    assert [r["at"] for r in result.rows("out")] == [100, 10, 55, 31, 79, 200, 160]
+    assert held(result)[-1] == 0
 
 
 def test_what_was_seen_is_forgotten_with_time() -> None:

@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast as hf
-from holdfast.cli.status import _event_time
+from holdfast.cli.status import _event_time, _set_aside
 from holdfast.engine.cut import Wait, when_to_cut
 from holdfast.errors import PipelineError
 from holdfast.io.base import Limit, Offer, Range, Reading, Source
 from holdfast.metrics import Watermark
 from holdfast.time.units import MIN_TIME
-from holdfast.time.watermarks import Splits, planned
+from holdfast.time.watermarks import Splits, planned, still_idle
 from tests.drivers import live, make
-from tests.unit.time.test_event_time import Script, at, counted, results, two_sources
+from tests.unit.time.test_event_time import Script, at, clocks, counted, results, two_sources
 
 S = 1_000_000
 NAMES = st.sampled_from("abcd")
@@ -129,6 +129,138 @@ def test_a_source_may_say_itself_that_a_split_is_idle_and_that_is_worth_an_epoch
     assert results(result) == [(3, 2)]
 
 
+# What is read in vain
+
+
+def test_a_split_whose_records_are_all_filtered_out_holds_the_clock_only_until_it_is_idle() -> None:
+    epochs = [{"0": at(t), "1": at(t, k="noise")} for t in range(0, 60, 10)]
+    epochs += [{"0": at(60), "1": at(60)}, {"0": at(70), "1": at(62)}, {"0": at(80), "1": at(64)}]
+    source = Script(epochs, splits=["0", "1"], bounded=False)
+    made = hf.Pipeline("p")
+    timed = made.read("in", source).filter(lambda r: r["k"] == "a")
+    timed = timed.event_time("at", unit="s", idle_after="3s", uid="in.time")
+    out = timed.key_by("k").window(hf.tumbling("10s")).aggregate("w", n=hf.count())
+    out.write("out", hf.memory())
+    out.side("late").write("late", hf.memory())
+    result = hf.testing.run(made, step_ms=1000)
+    idle = [p.idle.get("in.time", []) for p in result.plans]
+    assert idle == [[]] * 3 + [["in/1"]] * 4 + [[]] * 2
+    assert clocks(result)[2:5] == [MIN_TIME / S, *((t * S - 1) / S for t in (30, 40))]
+    # It is heard while it counts as idle: from that very epoch on it is waited for, and nothing of it is late.
+    assert clocks(result)[6:] == [(t * S - 1) / S for t in (60, 62, 64)]
+    assert result.rows("late") == [] and result.commits[6].heard == {"in.time": ["in/0", "in/1"]}
+
+
+def test_a_split_that_is_read_in_vain_is_worth_an_epoch_when_it_becomes_idle() -> None:
+    source = Script(
+        [{"0": at(1), "1": at(1, k="noise")}, {"0": at(50), "1": at(2, k="noise")}],
+        splits=["0", "1"],
+        bounded=False,
+    )
+    made = hf.Pipeline("p")
+    timed = (
+        made.read("in", source)
+        .filter(lambda r: r["k"] == "a")
+        .event_time("at", unit="s", idle_after="5s", uid="in.time")
+    )
+    timed.key_by("k").window(hf.tumbling("10s")).aggregate("w", n=hf.count()).write("out", hf.memory())
+    result = hf.testing.run(made, step_ms=1000, linger_ms=20_000)
+    assert [c.records_in for c in result.commits][:3] == [2, 2, 0]
+    assert results(result) == [(3, 1)]
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_split_that_is_read_in_vain_is_not_idle_while_more_of_it_waits(tells: bool) -> None:
+    source = Queue({"0": list(range(40)), "1": [1_000] * 6 + list(range(40))}, 4, tells=tells)
+    made = hf.Pipeline("p")
+    timed = made.read("in", source).filter(lambda r: r["at"] < 1_000)
+    timed = timed.event_time("at", unit="s", idle_after="2s", uid="in.time")
+    out = timed.key_by("k").window(hf.tumbling("10s")).aggregate("w", n=hf.count())
+    out.write("out", hf.memory())
+    out.side("late").write("late", hf.memory())
+    result = hf.testing.run(made, step_ms=1000)
+    assert all("in/1" not in p.idle.get("in.time", ()) for p in result.plans)
+    assert result.rows("late") == []
+    assert sorted(r["n"] for r in result.rows("out")) == [20] * 4
+
+
+def test_to_be_read_in_vain_keeps_no_split_awake_but_one_that_is_heard_is() -> None:
+    before = Splits({"0": 5}, {"0": 0}, [], unheard=["0"])
+    splits, idle = planned(before, ["0"], ["0"], 10_000, 1_000)
+    assert idle == ["0"] and splits.active_ms == {"0": 0} and splits.unheard == ["0"]
+    assert still_idle({"a": ["0"]}, {"a": ["0"]}) == {"a": []}
+
+
+# Behind an exchange
+
+
+def retimed(source: Source, other: Source, **time: Any) -> hf.Pipeline:
+    """What comes out of a keyed operator gets its time anew, and meets a stream that has its own."""
+    made = hf.Pipeline("p")
+    totals = made.read("in", source).key_by("k").aggregate("totals", seen=hf.max("at"))
+    again = totals.event_time("seen", unit="s", uid="again", **time)
+    plain = made.read("other", other).event_time("at", unit="s")
+    left = again.map(lambda r: {"k": r["k"], "t": r["seen"]})
+    right = plain.map(lambda r: {"k": r["k"], "t": r["at"]})
+    both = left.union(right).key_by("k").process("both", Times())
+    both.write("out", hf.memory())
+    return made
+
+
+class Times(hf.KeyedProcess):
+    """Nothing but a clock."""
+
+    def process(self, key: Any, record: Any, ctx: hf.Context) -> None:
+        return None
+
+
+def test_a_keyed_operator_that_falls_silent_is_not_waited_for_once_it_is_idle() -> None:
+    source = Script([{"0": at(1)}, {"0": at(5)}, *[{}] * 4, {"0": at(90)}, {"0": at(91)}], bounded=False)
+    other = Script([{"0": at(t)} for t in range(10, 90, 10)], bounded=False)
+    held = hf.testing.run(retimed(source, other), step_ms=1000)
+    assert clocks(held, "both")[2:6] == [(5 * S - 1) / S] * 4
+    freed = hf.testing.run(retimed(source, other, idle_after="2s"), step_ms=1000)
+    assert [p.idle.get("again", []) for p in freed.plans] == [[]] * 3 + [["totals"]] * 4 + [[]]
+    assert clocks(freed, "both") == [
+        (t * S - 1) / S for t in (1, 5, 5, 40, 50, 60, 70, 80)
+    ]  # heard again at 90, it holds nobody
+
+
+def test_what_waits_above_a_keyed_operator_keeps_it_from_being_idle() -> None:
+    source = Queue({"0": [1, 2], "1": [3] * 30}, 2, tells=True)
+    other = Script([{"0": at(t)} for t in range(10, 80, 10)])
+    made = retimed(source, other, idle_after="2s")
+    result = hf.testing.run(made, step_ms=1000)
+    assert all("again" not in p.idle for p in result.plans[:-1])
+
+
+# A source that ends beside one that goes on
+
+
+def united(ending: Source, going: Source) -> hf.Pipeline:
+    made = hf.Pipeline("p")
+    both = made.read("a", ending).union(made.read("b", going)).event_time("at", unit="s", uid="time")
+    both.key_by("k").window(hf.tumbling("10s")).aggregate("w", n=hf.count()).write("out", hf.memory())
+    return made
+
+
+def test_a_source_that_has_ended_holds_nobody_and_that_is_worth_an_epoch(tmp_path: Path) -> None:
+    ending = Script([{"0": at(1)}, {"0": at(5)}])
+    going = Script([{"0": at(30)}, {"0": at(40)}], bounded=False)
+    result = hf.testing.run(united(ending, going))
+    assert [c.records_in for c in result.commits] == [2, 2, 0]
+    assert results(result) == [(3, 2), (3, 1)]
+    assert result.commits[-1].marks == {"time": {"b/0": 40 * S - 1}}
+    life = live(united(ending, going), tmp_path)  # as `--drain` does
+    assert [f.records_in for f in life.facts] == [2, 2, 0]
+
+
+def test_a_source_that_has_ended_and_held_nobody_is_worth_no_epoch() -> None:
+    ending = Script([{"0": at(50)}])
+    going = Script([{"0": at(30)}, {"0": at(40)}], bounded=False)
+    assert [c.records_in for c in hf.testing.run(united(ending, going)).commits] == [2, 1]
+
+
 # Given by the source
 
 
@@ -194,6 +326,21 @@ def test_a_source_that_is_held_does_not_become_idle_by_it(time: dict[str, Any]) 
     assert sum(r["n"] for r in result.rows("out")) == 60
 
 
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_what_the_faster_side_keeps_stays_bounded_by_the_drift(backend: str) -> None:
+    fast = Script([{"0": at(*range(t, t + 50, 10))} for t in range(0, 1500, 50)])
+    slow = Script([{"0": at(t)} for t in range(0, 1500, 10)])
+
+    def kept(**time: Any) -> list[int]:
+        result = hf.testing.run(two_sources(fast, slow, **time), step_ms=1000, backend=backend)
+        assert sum(r["n"] for r in result.rows("out")) == 300
+        return [sum(s.sealed.live.get("windows", 0) for s in c.shards["w"]) for c in result.commits]
+
+    assert max(kept()) > 100
+    # Of ten seconds each: what the drift allows, one epoch more that was read before it was seen, and what is begun.
+    assert max(kept(align="both", drift="60s")) <= 6 + 5 + 2
+
+
 def test_what_is_held_is_seen_as_backlog_and_as_waiting(tmp_path: Path) -> None:
     fast = Script([{"0": at(t)} for t in (10, 100, 200, 300)])
     slow = Script([{"0": at(t)} for t in (10, 20, 30, 190, 290)])
@@ -201,14 +348,14 @@ def test_what_is_held_is_seen_as_backlog_and_as_waiting(tmp_path: Path) -> None:
     held = [f for f in life.facts if f.watermarks["fast.time"].waits]
     assert [f.epoch for f in held] == [2, 3]
     assert [f.backlog for f in life.facts][2:4] == [1, 1]
+    assert {f.watermarks["fast.time"].waits_for for f in held} == {"slow.time (slow/0)"}
     assert not any(f.watermarks["slow.time"].waits for f in life.facts[:3])
 
 
-@pytest.mark.parametrize("asked", [{"idle_after": "3s"}, {"align": "all", "drift": "1m"}])
-def test_idleness_and_alignment_are_refused_where_there_are_no_splits(asked: dict[str, Any]) -> None:
+def test_alignment_is_refused_where_no_source_is_read() -> None:
     made = hf.Pipeline("p")
     totals = made.read("in", Script([{"0": at(1)}])).key_by("k").aggregate("totals", seen=hf.max("at"))
-    totals.event_time("seen", unit="s", uid="again", **asked).write("out", hf.memory())
+    totals.event_time("seen", unit="s", uid="again", align="all", drift="1m").write("out", hf.memory())
     with pytest.raises(PipelineError, match="stands behind 'totals'") as caught:
         hf.testing.run(made)
     assert caught.value.uid == "again"
@@ -237,6 +384,20 @@ def test_a_watermark_that_stands_still_is_told_of_once_with_who_holds_it(
     assert "[in.time]" in told[0] and "in/1 holds it back" in told[0]
     assert life.facts[-2].watermarks["in.time"].still_ms > 60_000
     assert life.facts[-1].watermarks["in.time"].ended
+
+
+def test_of_a_source_that_waits_for_its_group_the_slowest_of_the_group_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = itertools.count(1_000_000, 4_000)
+    fast = Script([{"0": at(t)} for t in (10, 1_000, 2_000)])
+    slow = Script([{"0": at(t), "1": at(10)} for t in range(10, 30)])
+    with caplog.at_level(logging.WARNING, logger="holdfast.driver"):
+        live(two_sources(fast, slow, align="both", drift="60s"), tmp_path, clock_ms=lambda: next(clock))
+    told = [r.getMessage() for r in caplog.records if "has not moved" in r.getMessage()]
+    assert any("[slow.time]" in one and "slow/1 holds it back" in one for one in told)
+    (waits,) = (one for one in told if "[fast.time]" in one)
+    assert waits.endswith("nothing is read for it until slow.time (slow/1) is as far (align=, drift=)")
 
 
 def test_where_nothing_comes_any_more_time_falls_behind_and_is_told_of(
@@ -280,6 +441,7 @@ def shown(**facts: Any) -> str:
         "idle": [],
         "ended": False,
         "waits": False,
+        "waits_for": "",
     }
     return _event_time("in.time", {**base, **facts}).plain
 
@@ -290,5 +452,17 @@ def test_status_says_how_far_time_is_who_holds_it_and_who_is_not_waited_for() ->
     assert shown(lag_ms=None, ms=None) == "in.time: not known yet; in/1 holds it back"
     assert shown(idle=["in/0"]).endswith("; idle: in/0")
     assert shown(waits=True).endswith("; waits for others of its group")
+    assert shown(waits=True, waits_for="b.time (b/0)").endswith("; waits for b.time (b/0)")
     assert shown(still_ms=31_000).endswith("; not moved for 0:31")
     assert "not moved" not in shown(still_ms=29_000)
+
+
+def test_status_counts_late_records_always_and_others_where_there_are_any() -> None:
+    none: dict[str, Any] = {"late_records": {}, "untimed_records": {}, "unseen_records": {}}
+    assert _set_aside(none) == [("late records", "0")]
+    some = {"late_records": {"w": 2, "x": 3}, "untimed_records": {"t": 4}, "unseen_records": {"w": 1}}
+    assert _set_aside(some) == [
+        ("late records", "w 2, x 3"),
+        ("untimed records", "t 4"),
+        ("unseen records", "w 1"),
+    ]

@@ -142,6 +142,49 @@ class Joined(hf.Aggregate):
         return ",".join(map(str, sorted(accumulator)))
 
 
+class Fields(Joined):
+    """The values of records that have the fields they came with, and none of ours."""
+
+    def add(self, accumulator: list[int], record: Row) -> list[int]:
+        assert set(record) == {"k", "at", "v"}
+        return super().add(accumulator, record)
+
+
+NEW_YORK = pa.timestamp("us", "America/New_York")
+PUT_BACK = [
+    {"k": "a", "at": dt.datetime(2024, 11, 3, hour, minute, tzinfo=dt.timezone.utc), "v": hour * 100 + minute}
+    for minute in (5, 10, 40)
+    for hour in (5, 6)  # both are called one o'clock in New York
+]
+
+
+@pytest.mark.parametrize("key", ["k", lambda r: r["k"]], ids=["column", "function"])
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [
+        (hf.tumbling("30m"), ["505,510", "540", "605,610", "640"]),
+        (hf.sliding("30m", "10m"), None),
+        (hf.session("10m"), ["505,510", "540", "605,610", "640"]),
+    ],
+    ids=["tumbling", "sliding", "session"],
+)
+def test_an_aggregate_of_ones_own_tells_instants_apart_that_a_zone_calls_by_one_name(
+    key: Any, window: Any, expected: list[str] | None
+) -> None:
+    made = hf.Pipeline("p")
+    schema = {"k": str, "at": NEW_YORK, "v": int}
+    stream = made.read("in", hf.records(PUT_BACK, schema=schema)).event_time("at", out_of_order="2h")
+    keyed = stream.key_by(key)
+    keyed.window(window).aggregate("own", vs=Fields(), n=hf.count()).write("out", hf.memory())
+    keyed.window(Same(window)).aggregate("again", vs=Fields(), n=hf.count()).write("one", hf.memory())
+    result = hf.testing.run(made)
+    rows = [(r["vs"], r["n"]) for r in result.rows("out")]
+    assert sorted(rows) == sorted((r["vs"], r["n"]) for r in result.rows("one"))
+    assert all(len(vs.split(",")) == n for vs, n in rows)
+    if expected is not None:
+        assert sorted(vs for vs, _ in rows) == expected
+
+
 def both_ways(events: list[Row], window: Callable[[], Any], lag: str, lateness: str, **options: Any) -> Any:
     splits, per_epoch = options.pop("splits"), options.pop("per_epoch")
     made = hf.Pipeline("both")

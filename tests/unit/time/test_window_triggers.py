@@ -19,6 +19,31 @@ def test_a_count_fires_for_every_nth_record_and_what_is_left_is_in_no_result(bac
     assert came(result) == [[1, 2], [1, 2, 3, 5], [1, 2, 3, 5, 6, 7], [4, 8]]
 
 
+KINDS_OF_RESULTS = ("values", "reduced", "aggregated")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_records_that_no_result_has_seen_when_their_window_goes_are_counted(backend: str) -> None:
+    source = epochs(at(1, 2, 3), at(4, 5, 12), at(60), at(61))
+    result = over(source, hf.tumbling("10s"), hf.triggers.count(2), lag="5s", backend=backend)
+    assert came(result) == [[1, 2], [1, 2, 3, 4], [7, 8]]
+    assert [c.unseen for c in result.commits] == [{}, {}, dict.fromkeys(KINDS_OF_RESULTS, 2), {}]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_sessions_bring_along_is_counted_where_they_are_one(backend: str) -> None:
+    source = epochs(at(1, 2), at(9), at(6), at(60))
+    result = over(source, hf.session("5s"), hf.triggers.never(), lag="10s", backend=backend)
+    assert [c.unseen for c in result.commits] == [{}, {}, {}, dict.fromkeys(KINDS_OF_RESULTS, 4)]
+
+
+@pytest.mark.parametrize("trigger", [None, hf.triggers.purging(hf.triggers.event_time(early_count=2))])
+def test_where_every_record_is_in_a_result_none_is_counted(trigger: hf.Trigger | None) -> None:
+    source = epochs(at(1, 2, 3), at(15), at(4), at(60), bounded=True)
+    result = over(source, hf.tumbling("10s"), trigger, lateness="20s")
+    assert all(c.unseen == {} for c in result.commits)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_purging_leaves_each_result_with_what_is_new(backend: str) -> None:
     trigger = hf.triggers.purging(hf.triggers.count(2))

@@ -42,6 +42,15 @@ def days(zone: str, count: int = 1) -> str:
     return f"select *, epoch({first})::bigint as s, epoch({last})::bigint as e from {starts}"
 
 
+def calendar(zone: str, start: str, length: str) -> str:
+    """Each event with the window that it is in by the clock on the wall, of which `start` says when it began."""
+    starts = (
+        f"(select *, {start} as d from (select *, timezone('{zone}', to_timestamp(ts)) as wall from events))"
+    )
+    first, last = f"timezone('{zone}', d)", f"timezone('{zone}', d + interval {length})"
+    return f"select *, epoch({first})::bigint as s, epoch({last})::bigint as e from {starts}"
+
+
 RESULTS = """
     select k, s, e, count(*), sum(v), min(v), list(n order by n) from ({windows})
     where (e + {lateness}) * 1000000 - 1 > clock group by k, s, e
@@ -109,6 +118,23 @@ KINDS = {
         lambda: hf.sliding("2d", "1d", zone="America/New_York"),
         days("America/New_York", 2),
         **around(dt.datetime(2024, 3, 10, tzinfo=UTC)),
+    ),
+    "quarters of a day in New York, November": Kind(
+        lambda: hf.tumbling("6h", zone="America/New_York"),
+        calendar("America/New_York", "time_bucket(interval 6 hour, wall)", "6 hour"),
+        **around(dt.datetime(2024, 11, 3, tzinfo=UTC)),
+    ),
+    "weeks in New York, November": Kind(
+        lambda: hf.tumbling("1w", zone="America/New_York"),
+        calendar("America/New_York", "date_trunc('week', wall)", "7 day"),
+        base_s=int(dt.datetime(2024, 10, 20, tzinfo=UTC).timestamp()),
+        unit_s=6 * HOUR_S,
+    ),
+    "months in Berlin, spring": Kind(
+        lambda: hf.tumbling("1mo", zone="Europe/Berlin"),
+        calendar("Europe/Berlin", "date_trunc('month', wall)", "1 month"),
+        base_s=int(dt.datetime(2024, 1, 20, tzinfo=UTC).timestamp()),
+        unit_s=24 * HOUR_S,
     ),
     "session": Kind(lambda: hf.session("7s"), gap="7"),
     "session, dynamic": Kind(lambda: hf.session(lambda r: abs(r["v"]) + 2), gap="(abs(v) + 2)"),
@@ -236,6 +262,56 @@ def test_windows_are_what_sql_says_of_what_was_not_late(
     check(run, rows, kind, lateness_s, columns=(0, 1, 2, 3, 4, 5), one_by_one="dynamic" in name)
 
 
+@QUICK
+@given(found=EVENTS, way=ways())
+def test_a_global_window_has_all_records_of_a_key(found: list[tuple[Any, int, int]], way: Way) -> None:
+    kind = Kind(hf.global_window, "select *, null as s, null as e from events")
+    run = ran(way, {"e": events_of(found, kind)}, SCHEMA, aggregate(hf.global_window(), 0), "late")
+    oracle = Oracle(run.arrived("e"), kind, 0)
+    expected = oracle._ask("select k, s, e, count(*), sum(v), min(v) from ({windows}) group by k, s, e")
+    names = ("k", "window_start", "window_end", "n", "total", "least")
+    assert sorted((tuple(r[n] for n in names) for r in run.rows("out")), key=repr) == sorted(
+        expected, key=repr
+    )
+    assert run.late == run.left == 0
+
+
+PLACED = """
+    create temp table placed as
+    select k, s, e, v, row_number() over (partition by k, s order by i) as r from ({windows}) where e * 1000000 - 1 > clock
+"""
+EVERY = """
+    select a.k, a.s, a.e, count(*), sum(b.v), min(b.v) from placed a join placed b
+    on a.k is not distinct from b.k and a.s = b.s and b.r <= a.r and b.r > a.r - {most}
+    where a.r % {size} = 0 group by a.k, a.s, a.e, a.r
+"""
+UNSEEN = "select coalesce(sum(n), 0)::bigint from (select count(*) % {size} as n from placed group by k, s)"
+
+
+@pytest.mark.parametrize("name", ["tumbling, offset", "sliding, uneven and offset"])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(found=EVENTS, way=ways(), size=st.integers(1, 4), purging=st.booleans())
+def test_a_count_fires_for_the_records_that_sql_says(
+    name: str, found: list[tuple[Any, int, int]], way: Way, size: int, purging: bool
+) -> None:
+    kind = KINDS[name]
+
+    def build(stream: hf.KeyedStream) -> hf.Stream:
+        trigger = hf.triggers.count(size)
+        windowed = stream.window(kind.window()).trigger(hf.triggers.purging(trigger) if purging else trigger)
+        return windowed.aggregate("x", n=hf.count(), total=hf.sum("v"), least=hf.min("v"))
+
+    run = ran(way, {"e": events_of(found, kind)}, SCHEMA, build, "late")
+    oracle = Oracle(run.arrived("e"), kind, 0)
+    oracle._ask(PLACED)
+    expected = oracle._ask(EVERY, size=size, most=size if purging else 1_000_000)
+    assert sorted(map(seconds, run.rows("out")), key=repr) == sorted(expected, key=repr)
+    assert sorted(r["n"] for r in run.rows("late")) == oracle.fixed()[1]
+    ((unseen,),) = oracle._ask(UNSEEN, size=size)
+    assert sum(c.unseen.get("x", 0) for c in run.commits) == unseen
+    assert run.left == 0
+
+
 @pytest.mark.parametrize("backend", ["heap", "rocksdb"])
 def test_silence_and_death_are_not_only_drawn(backend: str) -> None:
     way = Way(
@@ -276,7 +352,14 @@ def test_the_days_on_which_clocks_change_are_among_the_windows() -> None:
             events = [{"k": "a", "at": kind.base_s + t * kind.unit_s, "v": 1, "n": t} for t in range(120)]
             oracle = Oracle([{**e, "i": 0, "clock": 0, "epoch": 1} for e in events], kind, 0)
             hours[name] = sorted({(end - start) // HOUR_S for _, start, end, *_ in oracle.fixed()[0]})
-    assert list(hours.values()) == [[23, 24], [24, 25], [47, 48]]
+    assert list(hours.values()) == [
+        [23, 24],
+        [24, 25],
+        [47, 48],
+        [6, 7],
+        [168, 169],
+        [696, 720, 743, 744],
+    ]
 
 
 def test_the_same_plans_lead_to_the_same_bytes_with_any_parallelism() -> None:
