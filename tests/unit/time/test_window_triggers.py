@@ -37,6 +37,14 @@ def test_what_sessions_bring_along_is_counted_where_they_are_one(backend: str) -
     assert [c.unseen for c in result.commits] == [{}, {}, {}, dict.fromkeys(KINDS_OF_RESULTS, 4)]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_a_session_had_shown_is_not_counted_when_it_becomes_part_of_another(backend: str) -> None:
+    source = epochs(at(1, 2, 3), at(9), at(6), at(60))
+    result = over(source, hf.session("5s"), hf.triggers.count(3), lag="10s", backend=backend)
+    assert came(result) == [[1, 2, 3]]
+    assert [c.unseen for c in result.commits] == [{}, {}, {}, dict.fromkeys(KINDS_OF_RESULTS, 2)]
+
+
 @pytest.mark.parametrize("trigger", [None, hf.triggers.purging(hf.triggers.event_time(early_count=2))])
 def test_where_every_record_is_in_a_result_none_is_counted(trigger: hf.Trigger | None) -> None:
     source = epochs(at(1, 2, 3), at(15), at(4), at(60), bounded=True)
