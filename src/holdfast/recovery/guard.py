@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import logging
 import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
@@ -61,6 +63,8 @@ from holdfast.recovery.trace import BackupLine, EpochLine, Trace
 from holdfast.supervise.heartbeat import FELL, RESTARTS
 
 _log = logging.getLogger("holdfast.deadline")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 DRILL = "HOLDFAST_DRILL"
 """In this variable a drill says that it will tell of each fault itself: when it came and which it was."""
@@ -76,6 +80,23 @@ _TELL_EVERY_S = 60.0
 _RECENT = 20
 _KEEP_EVERY_S = 5.0
 _LOOK_EVERY_S = 0.5
+
+
+def _counted(method: Callable[Concatenate[Guard, P], R]) -> Callable[Concatenate[Guard, P], R]:
+    """Count what a method costs as estimating and deciding; what it calls is counted once."""
+
+    @functools.wraps(method)
+    def call(self: Guard, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self.counting:
+            return method(self, *args, **kwargs)
+        self.counting, started = True, time.perf_counter()
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            self.counting = False
+            self.cost_s += time.perf_counter() - started
+
+    return call
 
 
 class Episode(msgspec.Struct):
@@ -141,7 +162,7 @@ class Guard:
         self._infeasible_told, self._told_s = False, -_TELL_EVERY_S
         self.cost_s = 0.0
         """What estimating and deciding have cost so far."""
-        self._counting = False
+        self.counting = False
 
     # What the driver tells
 
@@ -172,6 +193,7 @@ class Guard:
         if (0 if newest is None else newest.epoch) != self._standing.backed_epoch:
             self._standing.begin(since, newest)
 
+    @_counted
     def epoch_done(
         self,
         commit: Commit,
@@ -185,31 +207,6 @@ class Guard:
         backlog: int = 0,
     ) -> Decision:
         """Learn from an epoch, and decide."""
-        with self._costing():
-            self._take_in_epoch(
-                commit,
-                took_s,
-                clean=clean,
-                reloads=reloads,
-                took=took,
-                run_s=run_s,
-                idle_s=idle_s,
-                backlog=backlog,
-            )
-        return self.decision
-
-    def _take_in_epoch(
-        self,
-        commit: Commit,
-        took_s: float,
-        *,
-        clean: bool,
-        reloads: int,
-        took: Took,
-        run_s: float,
-        idle_s: float,
-        backlog: int,
-    ) -> None:
         now_s = self._clock_s()
         if (
             clean and commit.records_in > 0 and self._first_epoch is not None
@@ -233,19 +230,7 @@ class Guard:
             self._look_at_drill()
         self.decide()
         self._write(commit, now_s, took_s)
-
-    @contextlib.contextmanager
-    def _costing(self) -> Iterator[None]:
-        """Count what estimating and deciding cost; what is done inside of it is counted once."""
-        if self._counting:
-            yield
-            return
-        self._counting, started = True, time.perf_counter()
-        try:
-            yield
-        finally:
-            self._counting = False
-            self.cost_s += time.perf_counter() - started
+        return self.decision
 
     def fault(self, fault: Fault, began_s: float) -> bool:
         """Something was noticed: the epoch under way is lost, or shards are. True if it was not known before."""
@@ -323,12 +308,9 @@ class Guard:
 
     # Deciding
 
+    @_counted
     def decide(self) -> Decision:
         """What to do now, from all that is known."""
-        with self._costing():
-            return self._decide()
-
-    def _decide(self) -> Decision:
         self._take_in_backups()
         self._count_restart()
         # A backup made now would have to be loaded as large as the state is now.
