@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+import tempfile
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -97,23 +98,34 @@ def test_shards_that_lost_everything_are_rebuilt_and_the_rest_goes_on(
     assert not list((root / f"{second.program.home}.scratch").rglob("*.delta"))
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
-@given(
+any_loss = given(
     recipes(60),
     st.sampled_from(["heap", "rocksdb"]),
     st.integers(1, 4),
     st.integers(1, 6),
     st.sets(st.tuples(st.sampled_from(["first", "second"]), st.integers(0, 3)), min_size=1),
 )
+
+
+@settings(deadline=None, max_examples=12, suppress_health_check=list(HealthCheck))
+@any_loss
 def test_any_pipeline_comes_back_from_any_loss(
-    tmp_path_factory: pytest.TempPathFactory,
-    recipe: Recipe,
-    backend: str,
-    every: int,
-    stop: int,
-    lost: set[tuple[str, int]],
+    recipe: Recipe, backend: str, every: int, stop: int, lost: set[tuple[str, int]]
 ) -> None:
-    folder = tmp_path_factory.mktemp("any")
+    comes_back(recipe, backend, every, stop, lost)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=80, suppress_health_check=list(HealthCheck))
+@any_loss
+def test_many_pipelines_come_back_from_any_loss(
+    recipe: Recipe, backend: str, every: int, stop: int, lost: set[tuple[str, int]]
+) -> None:
+    comes_back(recipe, backend, every, stop, lost)
+
+
+def comes_back(recipe: Recipe, backend: str, every: int, stop: int, lost: set[tuple[str, int]]) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-any-"))
     options: dict[str, Any] = {
         "backend": backend,
         "checkpoint": f"{every} epochs",

@@ -25,7 +25,7 @@ def test_the_library_is_the_same_after_everything_but_the_log_was_lost(
     check(build, SINKS, second, tmp_path)
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("backend", ["heap", pytest.param("rocksdb", marks=pytest.mark.slow)])
 def test_the_same_on_any_parallelism_and_backend(tmp_path: Path, backend: str) -> None:
     made = []
     for parallelism in (1, 2, 4):

@@ -621,7 +621,7 @@ def test_an_assigner_that_gives_no_windows_but_something_else_is_named() -> None
 
 
 def test_the_same_plans_lead_to_the_same_rows_with_any_parallelism() -> None:
-    events = [{"k": f"k{i % 5}", "at": (i * 7919) % 300, "v": i} for i in range(400)]
+    events = [{"k": f"k{i % 5}", "at": (i * 7919) % 300, "v": i} for i in range(240)]
     triggers = [
         None,
         hf.triggers.count(3),
@@ -631,7 +631,7 @@ def test_the_same_plans_lead_to_the_same_rows_with_any_parallelism() -> None:
     for window in (KINDS[name].window for name in IN_BATCHES):
         for trigger in triggers:
             made = []
-            for parallelism, backend in ((1, "heap"), (2, "rocksdb"), (4, "heap")):
+            for parallelism, backend in ((1, "heap"), (3, "rocksdb")):
                 source = hf.records(events, splits=2, per_epoch=40)
                 result = over(
                     source,
@@ -644,7 +644,7 @@ def test_the_same_plans_lead_to_the_same_rows_with_any_parallelism() -> None:
                 )
                 assert came(result)
                 made.append({uid: result.rows(uid) for uid in ("out", "late", "sums", "totals")})
-            assert made[0] == made[1] == made[2]
+            assert made[0] == made[1]
 
 
 def test_results_of_a_global_window_have_no_time_until_they_are_given_one() -> None:
