@@ -566,7 +566,9 @@ def test_a_checkpoint_that_one_life_could_not_use_is_the_last_resort_of_later_on
     third = live(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", epochs=1, **options)
     assert third.coordinator.newest_epoch == before.epoch
     later.condemn(before.number, "somebody has unplugged the disk")
-    assert Catalog(Journal.at(tmp_path / "dir")).newest(99) == newest, "better than none: it may be mended"
+    later = Catalog(Journal.at(tmp_path / "dir"))
+    assert later.newest(99) is None, "nothing is built upon it"
+    assert later.newest(99, last_resort=True) == newest, "better than none: it may be mended"
     later.delete(newest.number)
     assert list(Journal.at(tmp_path / "dir").condemned()) == [before.number]
 
@@ -726,3 +728,20 @@ def test_an_interval_goes_on_where_the_life_before_was(tmp_path: Path, made_befo
         life.coordinator.wait(10.0)
         made.append(sum(isinstance(o, Checkpoint) for o in life.outcomes))
     assert sum(made) == 1 and made[0] == 0, "one interval is over, and not four"
+
+
+def test_what_expires_is_known_again_after_a_fall_back_to_an_older_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a replay would read then was forgotten, and went without a checkpoint."""
+    clock = [0]
+    p = hf.Pipeline("expiring")
+    p.read("in", Expiring(clock)).key_by("k").process("run", Everything()).write("out", hf.memory())
+    options: dict[str, Any] = {"checkpoint": "2 epochs", "max_records": 20, "epochs": 5, "trim_log": False}
+    life = live(p, tmp_path, clock_ms=lambda: clock[0], runner=Waiting, checkpoint_on_stop=False, **options)
+    before, newest = life.catalog.completed()
+    assert (before.epoch, newest.epoch) == (2, 4) and set(life.coordinator._expiries) == {5}
+    life.catalog.condemn(newest.number, "torn")
+    monkeypatch.setattr(life.recovery, "recover", lambda last: 1)
+    life.driver._recover()
+    assert set(life.coordinator._expiries) == {3, 4, 5}

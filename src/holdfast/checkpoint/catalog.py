@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 from holdfast.checkpoint.metadata import Checkpoint, DamagedRecord, pack, unpack
-from holdfast.errors import FencedError
+from holdfast.errors import EngineError, FencedError
 from holdfast.log.journal import Journal
 
 _log = logging.getLogger("holdfast.checkpoint")
@@ -73,7 +74,8 @@ class Catalog:
     def condemn(self, number: int, why: str) -> None:
         """Never use a checkpoint again in this life, and in later ones only if there is no other."""
         self._leave_out(number, why)
-        self._journal.condemn_checkpoint(number, why)
+        with contextlib.suppress(EngineError):  # a full disk is no reason not to recover
+            self._journal.condemn_checkpoint(number, why)
 
     def _leave_out(self, number: int, why: str) -> None:
         self._bad[number] = why
@@ -90,8 +92,12 @@ class Catalog:
         self._bad.pop(number, None)
         self._suspects().pop(number, None)
 
-    def newest(self, upto: int) -> Checkpoint | None:
-        """The newest usable checkpoint of an epoch up to this one; one that an earlier life could not use is the last resort."""
+    def newest(self, upto: int, *, last_resort: bool = False) -> Checkpoint | None:
+        """The newest usable checkpoint of an epoch up to this one.
+
+        `last_resort`: where there is none, one that an earlier life could not use. Nobody builds upon it.
+        """
         suspect = self._suspects()
         found = [c for c in self._readable() if c.epoch <= upto]
-        return max(found, key=lambda c: (c.number not in suspect, c.epoch, c.number), default=None)
+        sound = [c for c in found if c.number not in suspect]
+        return max(sound or (found if last_resort else []), key=lambda c: (c.epoch, c.number), default=None)

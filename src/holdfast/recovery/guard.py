@@ -63,8 +63,8 @@ from holdfast.recovery.trace import BackupLine, EpochLine, Trace
 from holdfast.supervise.heartbeat import FELL, RESTARTS
 
 _log = logging.getLogger("holdfast.deadline")
-P = ParamSpec("P")
-R = TypeVar("R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 DRILL = "HOLDFAST_DRILL"
 """In this variable a drill says that it will tell of each fault itself: when it came and which it was."""
@@ -82,11 +82,11 @@ _KEEP_EVERY_S = 5.0
 _LOOK_EVERY_S = 0.5
 
 
-def _counted(method: Callable[Concatenate[Guard, P], R]) -> Callable[Concatenate[Guard, P], R]:
+def _counted(method: Callable[Concatenate[Guard, _P], _R]) -> Callable[Concatenate[Guard, _P], _R]:
     """Count what a method costs as estimating and deciding; what it calls is counted once."""
 
     @functools.wraps(method)
-    def call(self: Guard, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self: Guard, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         if self.counting:
             return method(self, *args, **kwargs)
         self.counting, started = True, time.perf_counter()

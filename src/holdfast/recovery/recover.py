@@ -122,7 +122,7 @@ class Recovery:
         return [(a.uid, a.shard) for a in answers if a.lacking]
 
     def _rebuild(self, last: Commit, lacking: list[tuple[str, int]]) -> None:
-        checkpoint = self._catalog.newest(last.epoch)
+        checkpoint = self._catalog.newest(last.epoch, last_resort=True)
         self._check_history(checkpoint, last)
         need = needs(self._program, lacking)
         epoch = 0 if checkpoint is None else checkpoint.epoch
@@ -242,7 +242,7 @@ class Recovery:
         commit, before = self._commit(epoch), self._journal.commit(epoch - 1) if epoch > 1 else None
         starting = stamps(before)
         if before is None and epoch > 1:
-            checkpoint = self._catalog.newest(epoch - 1)
+            checkpoint = self._catalog.newest(epoch - 1, last_resort=True)
             if checkpoint is None:
                 raise _Again
             starting = {
