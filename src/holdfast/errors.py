@@ -226,6 +226,8 @@ class StateTypeError(StateError):
 class MemoryLimitError(StateError):
     """The heap backend would pass its limit."""
 
+    exit_code = 13
+
 
 class StateLostError(StateError):
     """A committed version is on no host and in no checkpoint."""

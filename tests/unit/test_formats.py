@@ -1,6 +1,7 @@
 """What a newer holdfast wrote is refused with what it is, before anything is changed."""
 
 import json
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def test_a_start_over_a_record_of_the_future_is_refused_and_changes_nothing(
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("what", ["the checkpoint", "a manifest in it"])
+@pytest.mark.parametrize("what", ["the checkpoint", "a checkpoint of another shape", "a manifest in it"])
 def test_a_start_over_a_checkpoint_of_the_future_is_refused_and_changes_nothing(
     tmp_path: Path, what: str
 ) -> None:
@@ -89,7 +90,11 @@ def test_a_start_over_a_checkpoint_of_the_future_is_refused_and_changes_nothing(
         made = msgspec.structs.replace(
             newest, shards={"count": [msgspec.structs.replace(stored, manifest=manifest), None]}
         )
-    (tmp_path / "log" / "checkpoints" / f"{newest.number:012d}.json").write_bytes(pack(made))
+    record = pack(made)
+    if what == "a checkpoint of another shape":
+        body = b'{"format":99,"shards":[["count",7]]}'
+        record = b'{"crc32":%d,"checkpoint":%s}' % (zlib.crc32(body), body)
+    (tmp_path / "log" / "checkpoints" / f"{newest.number:012d}.json").write_bytes(record)
     before = contents(tmp_path)
     says = f"Checkpoint {newest.number} has format 99; this version of holdfast knows formats up to 1"
     with pytest.raises(IncompatibleError, match=says):

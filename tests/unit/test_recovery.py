@@ -30,6 +30,7 @@ from holdfast.errors import (
 )
 from holdfast.log.journal import Journal
 from holdfast.log.records import Commit, Plan
+from holdfast.recovery import restore
 from holdfast.state.rocksdb import RocksState
 from tests.drivers import Life, Waiting, live, make
 from tests.pipelines import Everything, Recipe, recipes
@@ -597,6 +598,53 @@ def test_damage_that_is_found_where_an_epoch_begins_is_a_reason_to_rebuild(
     )
     assert struck and life.recovery.last is not None
     check(ONE, life, tmp_path)
+
+
+def test_a_checkpoint_whose_files_were_damaged_before_they_were_uploaded_is_found_out_by_its_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RocksDB finds it when it reads the damaged block, epochs after the load; sizes and checksums are right."""
+    options: dict[str, Any] = {
+        "backend": "rocksdb",
+        "checkpoint": "3 epochs",
+        "trim_log": False,
+        "parallelism": ONE.parallelism,
+        "max_records": 20,
+        "checkpoint_on_stop": False,
+        "runner": Waiting,
+    }
+    first = live(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", epochs=8, **options)
+    good, bad = first.catalog.completed()[-2:]
+    assert (good.epoch, bad.epoch) == (3, 6)
+    lose(first, "first", 0)
+    fetched: list[int] = []
+    fetch, load, expire = restore.fetch, RocksState._load, RocksState._expire
+
+    def fetching(storage: Any, stored: Any, folder: Any) -> int:
+        fetched.append(stored.manifest.epoch)
+        return fetch(storage, stored, folder)
+
+    def loading(self: Any, manifest: Any) -> None:
+        if manifest.stamp == bad.stamp("first", 0):
+            self.unsound = True
+        elif manifest.stamp == good.stamp("first", 0):
+            self.unsound = False
+        load(self, manifest)
+
+    def reading(self: Any, now_ms: int) -> None:
+        if getattr(self, "unsound", False) and self._at is not None and self._at.epoch == 7:
+            raise Exception("Corruption: block checksum mismatch")
+        expire(self, now_ms)
+
+    monkeypatch.setattr(restore, "fetch", fetching)
+    monkeypatch.setattr(RocksState, "_load", loading)
+    monkeypatch.setattr(RocksState, "_expire", reading)
+    second = live(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", **options)
+    assert fetched == [6, 6, 6, 3], "once may be the host's fault"
+    assert second.recovery.last is not None and second.recovery.last.replayed == 5
+    told = f"checkpoint {bad.number} can't be used: its files are those that were uploaded, but hold damage"
+    assert [r.message for r in caplog.records if r.message.startswith(told)]
+    check(ONE, second, tmp_path)
 
 
 def test_a_log_that_is_trimmed_under_a_recovery_makes_it_look_again(

@@ -257,10 +257,11 @@ def test_an_error_of_the_user_at_the_same_epoch_is_tried_twice_and_told(supervis
     ]
 
 
-def test_a_replay_that_differs_is_the_users_and_no_other_trouble_with_state_is() -> None:
+def test_a_replay_that_differs_and_a_full_heap_are_the_users_and_other_trouble_with_state_is_not() -> None:
     assert errors.DivergedError.exit_code in USERS
     assert errors.StateTypeError.exit_code in USERS, "a function has stored it, and will again"
-    for other in (errors.StateError, errors.StateLostError, errors.MemoryLimitError, errors.CheckpointError):
+    assert errors.MemoryLimitError.exit_code in USERS, "the same records fill the same heap"
+    for other in (errors.StateError, errors.StateLostError, errors.CheckpointError):
         assert other.exit_code not in {*USERS, *FINAL}
 
 

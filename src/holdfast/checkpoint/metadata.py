@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.formats import Told, check_format
+from holdfast.formats import Told, check_format, refuse_the_future
 from holdfast.state.versions import FORMAT as MANIFEST_FORMAT
 from holdfast.state.versions import Manifest
 
@@ -106,10 +106,9 @@ class _ToldVersion(msgspec.Struct):
     manifest: Told
 
 
-class _Told(msgspec.Struct):
-    """The formats in a metadata record: its own, and those of the manifests in it."""
+class _ToldShards(msgspec.Struct):
+    """The formats of the manifests in a metadata record whose own format is known."""
 
-    format: int
     shards: dict[str, list[_ToldVersion | None]] = {}
 
 
@@ -133,9 +132,8 @@ def unpack(data: bytes, name: str = "A checkpoint") -> Checkpoint | None:
         raise DamagedRecord("its metadata does not match its checksum")
     if body == _VOID:
         return None
-    told = msgspec.json.decode(body, type=_Told)
-    check_format(told.format, FORMAT, name)
-    for uid, versions in told.shards.items():
+    refuse_the_future(body, FORMAT, name)
+    for uid, versions in msgspec.json.decode(body, type=_ToldShards).shards.items():
         for version in filter(None, versions):
             check_format(version.manifest.format, MANIFEST_FORMAT, f"The state of {uid!r} in {name}")
     return msgspec.json.decode(body, type=Checkpoint)

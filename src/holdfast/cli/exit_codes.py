@@ -17,11 +17,12 @@ MEANING = {
     5: "a newer driver has taken the pipeline over",
     6: "the data is not what the pipeline says: schema, bad record, changed file",
     7: "a function of the user's raised, or stored what its state is not declared for",
-    8: "state can't be read, written or held",
+    8: "state can't be read or written",
     9: "output can't be staged or published",
     10: "a task of ours failed: a disk, a worker, a bug",
     11: "a call of the outside world failed, or was not answered in time",
     12: "a replay gave another result than the first run",
+    13: "state on the heap would pass heap_limit",
     INTERRUPTED: "a second Ctrl-C, or one before the first epoch; nothing is lost",
     TERMINATED: "SIGTERM before the first epoch",
 }

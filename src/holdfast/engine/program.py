@@ -206,6 +206,8 @@ class Report(msgspec.Struct):
     diverged: str = ""
     """What a replay did other than the first run, where that is only worth a warning."""
     lacking: bool = False
+    damaged: str = ""
+    """What was found wrong with the files of a version, where that is why it is lacking."""
     skipped: bool = False
     """Nothing was applied because something upstream failed."""
     schemas: dict[str, list[str]] = {}

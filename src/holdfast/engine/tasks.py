@@ -322,7 +322,7 @@ def _apply(
         report.sealed = Sealed(EMPTY, 0, 0, 0, {}, 0)
         return None
     reloads = state.reloads
-    if not _stand(state, node.uid, shard, header):
+    if not _stand(state, node.uid, shard, header, report):
         report.lacking = True
         return None
     target = Target(
@@ -373,8 +373,7 @@ def _apply(
     except Exception as error:
         chain.abort()
         if is_damage(error):
-            state.distrust()  # the version is rebuilt
-            report.lacking = True
+            _distrust(state, error, report)  # the version is rebuilt
             return None
         raise
     except BaseException:
@@ -383,7 +382,7 @@ def _apply(
     return chain
 
 
-def _stand(state: ShardState, uid: str, shard: int, header: Header) -> bool:
+def _stand(state: ShardState, uid: str, shard: int, header: Header, report: Report) -> bool:
     """Have a shard stand where the epoch begins. False: it lacks its version, or finds now that it is damaged."""
     again = header.replayed
     try:
@@ -395,9 +394,14 @@ def _stand(state: ShardState, uid: str, shard: int, header: Header) -> bool:
     except Exception as error:
         if not is_damage(error):
             raise
-        state.distrust()
+        _distrust(state, error, report)
         return False
     return True
+
+
+def _distrust(state: ShardState, error: Exception, report: Report) -> None:
+    state.distrust()
+    report.lacking, report.damaged = True, str(error)
 
 
 def _clock(program: Program, node: g.Node, header: Header, inbox: Inbox) -> tuple[int, int]:

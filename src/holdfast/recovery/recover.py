@@ -135,7 +135,7 @@ class Recovery:
             reach("recovery.loaded")
             records = {load.epoch: load.records for load in loads}
             for job in jobs(loads, self.job_records):
-                self._replay(job, need)
+                self._replay(job, need, checkpoint)
                 self._took.replayed_records += sum(records[epoch] for epoch in job)
                 reach("recovery.replayed")
         finally:
@@ -195,15 +195,17 @@ class Recovery:
             raise _Again
         _raise_errors(answers)
         if any(a.lacking for a in answers):
-            self._fruitless[checkpoint.number] += 1
-            if self._fruitless[checkpoint.number] >= _FRUITLESS:
-                self._catalog.condemn(
-                    checkpoint.number, "its files are whole, but don't lead to its versions"
-                )
+            self._in_vain(checkpoint, "its files are whole, but don't lead to its versions")
             raise _Again
         self._took.fetched_bytes += sum(a.fetched_bytes for a in answers)
         self._took.fetched_files += sum(len(a.stored.files) for a in asked if a.stored is not None)
         self._said(loaded=len(asked), loaded_bytes=sum(a.fetched_bytes for a in answers))
+
+    def _in_vain(self, checkpoint: Checkpoint, why: str) -> None:
+        """It was loaded, and led nowhere. Once may be the host's fault; again and again is the checkpoint's."""
+        self._fruitless[checkpoint.number] += 1
+        if self._fruitless[checkpoint.number] >= _FRUITLESS:
+            self._catalog.condemn(checkpoint.number, why)
 
     def _drop(self, need: Needs) -> None:
         """Forget scratch copies. If that fails, they are overwritten by the next recovery."""
@@ -214,7 +216,7 @@ class Recovery:
 
     # Replay
 
-    def _replay(self, epochs: Sequence[int], need: Needs) -> None:
+    def _replay(self, epochs: Sequence[int], need: Needs, checkpoint: Checkpoint | None) -> None:
         started = time.monotonic() - self._waited_s()
         only = need.only
         tasks: list[list[SourceTask]] = [[] for _ in range(self._tasks)]
@@ -230,6 +232,11 @@ class Recovery:
                 raise from_facts(report.error)
             if report.diverged:
                 _log.warning("%s", report.diverged)
+        damaged = [r.damaged for r in reports if r.damaged]
+        if damaged and checkpoint is not None:
+            self._in_vain(
+                checkpoint, f"its files are those that were uploaded, but hold damage ({damaged[0]})"
+            )
         if any(r.lacking or r.skipped for r in reports):
             raise _Again
         replayed_s = time.monotonic() - self._waited_s() - started

@@ -156,8 +156,11 @@ class ShardState(abc.ABC):
         return True
 
     def distrust(self) -> None:
-        """What this version's files hold turned out to be damaged: from here on this host lacks it."""
-        self._folder.forget(self._standing)
+        """What files here hold turned out to be damaged: from here on this host lacks every version of the shard.
+
+        In a replay the damage may be in what was loaded for it, many epochs before the one that finds it.
+        """
+        self._folder.forget_all()
         self._drop_overlays()
         self._reset()
         self._standing, self._at = "?", None

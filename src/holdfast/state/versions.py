@@ -169,11 +169,16 @@ class Folder:
         """Whether that was said. If so, no version here exists any more."""
         if not (self.path / _CONDEMNED).exists():
             return False
-        for name in os.listdir(self.path):
-            if name.startswith("v-"):
-                (self.path / name).unlink(missing_ok=True)
+        self.forget_all()
         (self.path / _CONDEMNED).unlink(missing_ok=True)
         return True
+
+    def forget_all(self) -> None:
+        """Let no version here exist any more: they share files, and some of those are damaged."""
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self.path):
+                if name.startswith("v-"):
+                    (self.path / name).unlink(missing_ok=True)
 
     def forget(self, stamp: str) -> None:
         """Let a version that turned out to be damaged not exist any more."""

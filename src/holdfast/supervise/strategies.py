@@ -6,8 +6,8 @@ Whatever the strategy:
 | --- | --- |
 | 0 | it is done |
 | 2, 4, 5 | another life would end the same way, or harm a newer driver: stop with that code |
-| 6, 7, 12 for the first time at an epoch | restart: data may have been half written, a service out of reach |
-| 6, 7, 12 again at the same epoch | stop with that error: the plan is fixed, so the same records would fail for ever |
+| 6, 7, 12, 13 for the first time at an epoch | restart: data may have been half written, a service out of reach |
+| 6, 7, 12, 13 again at the same epoch | stop with that error: the plan is fixed, so the same records would fail for ever |
 | anything else, a signal, silence | what the strategy says |
 
 No clock, process or file in here.
@@ -29,8 +29,8 @@ FINAL = {
     5: "a newer driver has taken the pipeline over",
 }
 """Exit codes after which there is no other life, with the reason."""
-USERS = (6, 7, 12)
-"""Exit codes of errors in the user's data or code, a replay that differs among them."""
+USERS = (6, 7, 12, 13)
+"""Exit codes of errors in the user's data, code or settings, a replay that differs and a full heap among them."""
 MOST_FAILURES = 1000
 """The most failures that a strategy may count, so that a history of that length is enough for every decision."""
 RATE_DELAY_S = 1.0
