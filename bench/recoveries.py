@@ -85,6 +85,7 @@ class Map:
 
     def __init__(self, experiment: Experiment, setup: Setup) -> None:
         self.experiment, self.setup = experiment, setup
+        experiment.victims.shards_only = True  # a host without state costs nothing
         self.drawn = 0
         """The last epoch of drawing the map and backing it up: history begins behind it."""
 

@@ -4,6 +4,7 @@ import builtins
 import collections
 import dataclasses
 import re
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from holdfast.cli.drill import check_report, told_in_words
 from holdfast.config import resolve
 from holdfast.errors import ConfigError, MissingExtraError
 from holdfast.faults import drill as drills
+from holdfast.faults import experiment as experiments
 from holdfast.faults.cluster import Cluster
 from holdfast.faults.compare import Verdict
 from holdfast.faults.drill import (
@@ -168,11 +170,25 @@ def test_a_recovery_is_shorter_by_the_waiting_for_data(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(experiment, "journal", Log(6, {3: 8_500, 4: 9_000, 5: 9_500, 6: 10_000}))
+    monkeypatch.setattr(experiments, "_TRACED_S", 0.0)
     began_s = time.monotonic() - 5.0
     waited = Struck(Fault.EXECUTOR_KILL, "executor 1", 9_600, 0.0, began_s, 5, 5)
     assert experiment.await_recovery(waited) == pytest.approx(4.6, abs=0.2)
     planned = dataclasses.replace(waited, at_ms=10_001, planned=6)
     assert experiment.await_recovery(planned) == pytest.approx(5.0, abs=0.2)
+
+
+def test_a_pause_that_the_run_tells_of_after_the_commit_is_taken_off_all_the_same(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment, "journal", Log(6, {3: 8_500, 4: 9_000, 5: 9_500, 6: 13_000}))
+    line = EpochLine(6, 13_100, 10, 0.1, 0, 0, 0, 0, 0.0, 0.0, "host", (0.0, 0.0, 0.0, 0.0), 3.0)
+    experiment.directory.mkdir(parents=True, exist_ok=True)
+    told = threading.Timer(0.1, lambda: Trace(experiment.directory).add(line))
+    told.start()
+    waited = Struck(Fault.WORKER_KILL, "worker", 9_600, 0.0, time.monotonic() - 3.9, 5, 5)
+    assert experiment.await_recovery(waited) == pytest.approx(0.5, abs=0.2)
+    told.join()
 
 
 # What comes of it

@@ -24,6 +24,7 @@ from holdfast.recovery.estimate import (
     detection,
     estimate,
     estimates,
+    replaying,
     worst,
 )
 
@@ -509,3 +510,34 @@ def test_a_fault_is_held_only_with_epochs_that_keep_up() -> None:
     outlook = Outlook(SLOW(History(1, least), least) + 0.01, History(1, 1), 1.0, 20_000, 500_000, 1.0)
     limit = decide(outlook, SLOW).limit
     assert limit is not None and limit >= 0.9 * least
+
+
+def test_epochs_that_are_all_as_large_take_nothing_away_from_what_is_known_of_a_record() -> None:
+    """A replay runs the records without most of what an epoch costs by itself, so it matters which is which."""
+    learned, draw = Learned(), random.Random(3)
+
+    def took_s(records: int) -> float:
+        return (0.2 + 1e-4 * records) * draw.uniform(0.95, 1.05)
+
+    for _ in range(100):
+        records = draw.randrange(1_000, 20_000)
+        learned.epoch.learn([1.0, float(records)], took_s(records))
+    before = learned.epoch.weights[1]
+    for _ in range(2_000):
+        learned.epoch.learn([1.0, 10_000.0], took_s(10_000))
+    assert learned.epoch.weights[1] == pytest.approx(before, rel=0.1) == pytest.approx(1e-4, rel=0.2)
+    for _ in range(300):
+        learned.epoch.learn([1.0, 10_000.0], 2 * took_s(10_000))
+    assert learned.epoch.predict([1.0, 10_000.0]).mean == pytest.approx(2.4, rel=0.1), (
+        "what changes is learned"
+    )
+
+
+def test_a_replay_costs_what_its_records_do_though_no_epoch_was_ever_larger_than_another() -> None:
+    learned = Learned()
+    for _ in range(300):
+        learned.epoch.learn([1.0, 10_000.0], 1.2)
+        learned.computed(1.0, 10_000)
+    history = History(300, 3_000_000)
+    assert replaying(learned, history).mean == pytest.approx(300.0, rel=0.25)
+    assert replaying(learned, history).bound(SURE) >= 300.0

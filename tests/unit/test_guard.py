@@ -33,6 +33,7 @@ from holdfast.recovery.explain import explain
 from holdfast.recovery.guard import Guard
 from holdfast.recovery.memory import OUTCOMES, read_learned, read_memory, read_outcomes, write_outcome
 from holdfast.recovery.replay import Took
+from holdfast.recovery.standing import Standing
 from holdfast.recovery.trace import BackupLine, EpochLine, read_trace
 from holdfast.state.shard import Sealed
 from holdfast.state.versions import Manifest
@@ -624,3 +625,64 @@ def test_a_fault_that_is_noticed_during_a_pause_ends_it(tmp_path: Path) -> None:
     finally:
         Pausing.gone = False
     assert guard.recovering and guard._paused_s < 5
+
+
+def test_a_job_of_a_replay_is_as_large_as_can_be_computed_before_a_worker_is_taken_for_frozen(
+    tmp_path: Path,
+) -> None:
+    """Also where all epochs are as large, and nobody can tell what of their time is the records'."""
+    guard = guarded(tmp_path)
+    facts: dict[str, Any] = {"clean": True, "reloads": 0, "took": Took(), "run_s": 1.2, "busy_s": 1.0}
+    for epoch in range(1, 200):
+        guard.epoch_done(committed(epoch, 10_000), 1.2, **facts)
+    assert NOTICE.worker_s is not None
+    assert 0.1 * NOTICE.worker_s <= guard.job_records * 1e-4 <= NOTICE.worker_s / 2
+    assert guard.busy_limit * 1e-4 <= NOTICE.worker_s / 2
+    jobs = History(199, 1_990_000).jobs(guard.job_records)
+    fixed_s, _ = guard.learned.epoch.weights
+    features = guard.learned.replay_features(History(199, 1_990_000))
+    assert features[0] == pytest.approx(jobs * fixed_s + 199.0, rel=0.01), "it takes so many jobs"
+    guard.stop()
+    assert guarded(tmp_path).job_records == guard.job_records, "a replay may be the first thing a life does"
+
+
+@pytest.mark.parametrize("policy", ["never", "1h"])
+def test_without_backups_for_the_deadline_it_is_said_when_the_bound_has_crossed_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, policy: str
+) -> None:
+    guard = guarded(tmp_path, checkpoint=policy, deadline="70s")
+    guard.decide()
+    assert guard.decision.feasible and not caplog.records
+    facts: dict[str, Any] = {"clean": True, "reloads": 0, "took": Took(), "run_s": 1.0, "busy_s": 0.8}
+    for epoch in range(1, 400):
+        guard.epoch_done(committed(epoch, 10_000), 1.0, **facts)
+    assert guard.worst()[1] > 70.0
+    assert not guard.decision.feasible
+    assert "The deadline of 70 s can't be held: after host" in caplog.text
+
+
+def test_shards_that_have_gathered_on_one_host_are_loaded_by_its_own_cores() -> None:
+    standing = Standing(4, 500_000)
+    standing.stand(two_hosts(1))
+    apart = standing.situation.host_bytes
+    gathered = [ShardCommit(Sealed("2", 1, 1000, 10**6, {}, 7), "one", "e")] * 2
+    standing.stand(Commit(2, 1, {"first": gathered, "second": gathered}, {}, {}, records_in=1000))
+    assert standing.situation.host_bytes == 2 * apart
+
+
+def test_an_estimate_counts_epochs_as_they_are_now_and_a_bound_the_largest_of_late() -> None:
+    standing = Standing(2, 500_000)
+    for epoch, records in enumerate([50_000] * 12 + [10_000] * 3, start=1):
+        standing.committed(committed(epoch, records))
+    assert (standing.situation.usual, standing.situation.planned) == (10_000, 50_000)
+
+
+def test_an_epoch_that_is_larger_than_allowed_counts_as_large_as_it_is() -> None:
+    """A file that can't be cut is taken whole."""
+    standing = Standing(2, 500_000)
+    standing.committed(committed(1, 5_000_000))
+    assert standing.situation.planned == 5_000_000
+    later = Standing(2, 500_000)
+    later.begin([committed(1, 5_000_000)], None)
+    later.stand(committed(1, 5_000_000))
+    assert later.situation.planned == 500_000, "an earlier life may have been allowed more"

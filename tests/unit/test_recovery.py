@@ -20,17 +20,19 @@ from holdfast.checkpoint.lifecycle import FailedCheckpoint, Reason
 from holdfast.checkpoint.metadata import Checkpoint, pack
 from holdfast.checkpoint.upload import Uploaded
 from holdfast.engine.driver import _sweep
+from holdfast.engine.local import LocalRunner
 from holdfast.errors import (
     CheckpointError,
     DivergedError,
     EngineError,
     FencedError,
     IncompatibleError,
+    JobLostError,
     UserCodeError,
 )
 from holdfast.log.journal import Journal
 from holdfast.log.records import Commit, Plan
-from holdfast.recovery import restore
+from holdfast.recovery import recover, restore
 from holdfast.state.rocksdb import RocksState
 from tests.drivers import Life, Waiting, live, make
 from tests.pipelines import Everything, Recipe, recipes
@@ -793,3 +795,27 @@ def test_what_expires_is_known_again_after_a_fall_back_to_an_older_checkpoint(
     monkeypatch.setattr(life.recovery, "recover", lambda last: 1)
     life.driver._recover()
     assert set(life.coordinator._expiries) == {3, 4, 5}
+
+
+def test_a_replay_that_is_lost_is_tried_in_smaller_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job may compute for so long that its workers are taken for frozen, each time anew."""
+    options: dict[str, Any] = {"parallelism": ONE.parallelism, "max_records": 20, "trim_log": False}
+    options |= {"checkpoint": "never"}
+    first = live(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", epochs=8, **options)
+    lose(first, "first", 0)
+    sizes: list[int] = []
+    replay = LocalRunner.replay
+
+    def too_long(self: Any, tasks: Any, only: Any) -> Any:
+        sizes.append(len(tasks[0]))
+        if sizes[-1] > 2:
+            raise JobLostError("Spark gave a job up: a worker was silent.")
+        return replay(self, tasks, only)
+
+    monkeypatch.setattr(LocalRunner, "replay", too_long)
+    monkeypatch.setattr(recover, "MAX_RECORDS", 640)
+    second = live(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", **options)
+    assert sizes[:2] == [8, 8] and sizes[2:6] == [2, 2, 2, 2]
+    check(ONE, second, tmp_path)

@@ -239,9 +239,20 @@ class Coordinator:
 
     def _live(self, pending: PendingCheckpoint, commit: Commit, plan: Plan, wishes: list[str]) -> None:
         try:
-            self._ended(self._carry_out(pending, commit, plan, wishes))
+            outcome = self._carry_out(pending, commit, plan, wishes)
+            self._ended(outcome)
+            if isinstance(outcome, Checkpoint):
+                self._tidy(outcome)
         except BaseException as error:
             self._error = error
+
+    def _tidy(self, made: Checkpoint) -> None:
+        """Once everybody knows that it is there: nobody waits for a store to list and delete."""
+        try:
+            self._clear_up()
+        except OSError as error:
+            _log.warning("clearing up after checkpoint %d: %s", made.number, error)
+        self._calibrate(made)
 
     def _settle(self) -> None:
         """Take in how the last one ended; raises what the driver must end for."""
@@ -275,11 +286,6 @@ class Coordinator:
         with contextlib.suppress(OSError):
             self._journal.fulfil(wishes)
         self.newest_epoch = checkpoint.epoch
-        try:
-            self._clear_up()
-        except OSError as error:
-            _log.warning("clearing up after checkpoint %d: %s", checkpoint.number, error)
-        self._calibrate(checkpoint)
         return checkpoint
 
     def _upload(

@@ -18,7 +18,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -393,7 +393,8 @@ class Driver:
         self._coordinator.expires(commit.epoch, self._expiry(plan))
         shown = time.perf_counter()
         reloads = sum(r.reloads for r in reports)
-        self._learn(commit, decided - planned, clean=runs == 1 and not reloads, reloads=reloads)
+        clean = runs == 1 and not reloads
+        self._learn(commit, decided - planned, clean=clean, reloads=reloads, busy_s=_computed_s(reports))
         sealed = [s.sealed for shards in commit.shards.values() for s in shards]
         self._on_epoch(
             EpochFacts(
@@ -442,7 +443,7 @@ class Driver:
 
     # 5 Decide
 
-    def _learn(self, commit: Commit, took_s: float, *, clean: bool, reloads: int) -> None:
+    def _learn(self, commit: Commit, took_s: float, *, clean: bool, reloads: int, busy_s: float) -> None:
         if self._guard is None:
             return
         took = self._recovery.taken()
@@ -455,6 +456,7 @@ class Driver:
             run_s=self._run_s,
             idle_s=self._idle_s,
             backlog=self._backlog,
+            busy_s=busy_s,
         )
         self._idle_s = 0.0
         self._recovery.job_records = self._guard.job_records
@@ -604,6 +606,14 @@ def _what_tore(torn: Mixed | Skipped) -> str:
     if isinstance(torn, Skipped):
         return f"{', '.join(torn.tasks)} heard of a failure whose report was lost"
     return f"answers of two attempts of {', '.join(torn.tasks)} are mixed"
+
+
+def _computed_s(reports: Sequence[Report]) -> float:
+    """How long tasks computed, one stage after the other: the slowest of each."""
+    slowest: dict[str, float] = {}
+    for report in reports:
+        slowest[report.stage] = max(slowest.get(report.stage, 0.0), report.took_ms)
+    return sum(slowest.values()) / 1e3
 
 
 def _may_expire(source: Source) -> bool:

@@ -32,6 +32,8 @@ START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 120.0
 FIRST_COMMITS = 3
 _LOOK_EVERY_S = 0.02
+_TRACED_S = 2.0
+"""A run tells of an epoch so long after its commit at the latest."""
 _COMMIT_S = 0.1
 """What an epoch takes besides its run, and we to see it."""
 _TAIL_LINES = 30
@@ -259,9 +261,14 @@ class Experiment:
         return waiting_s(struck.fault, struck.at_ms, last.now_ms, planned_ms, self._paused_s(struck.awaited))
 
     def _paused_s(self, epoch: int) -> float:
-        """How long intake was paused before an epoch, as its run tells."""
-        lines = (line for line in read_trace(self.directory) if isinstance(line, EpochLine))
-        return next((line.paused_s for line in lines if line.epoch == epoch), 0.0)
+        """How long intake was paused before an epoch, as its run tells a moment after the commit."""
+        until = time.monotonic() + _TRACED_S
+        while True:
+            lines = (line for line in read_trace(self.directory) if isinstance(line, EpochLine))
+            found = next((line.paused_s for line in lines if line.epoch == epoch), None)
+            if found is not None or time.monotonic() >= until:
+                return found or 0.0
+            time.sleep(_LOOK_EVERY_S)
 
     def await_commit(self, epoch: int, timeout_s: float) -> None:
         """Wait until an epoch is decided."""

@@ -157,18 +157,39 @@ class Linear:
         self._solve()
 
     def learn(self, features: Sequence[float], seconds: float) -> None:
-        """Take in one observation."""
-        size = len(self._prior.weights)
+        """Take in one observation. What was seen of the like is forgotten for it; what it says nothing of is not.
+
+        Epochs that are all as large tell what such an epoch takes. If all else were forgotten meanwhile, what a
+        record takes by itself would be forgotten too.
+        """
         weight = 1.0 / _squared(self._prior.noise * max(FLOOR_S, self.predict(features).mean, seconds / 3))
-        seen, keep = self.seen, self._prior.keep
-        xx = [
-            [keep * seen.xx[i][j] + weight * features[i] * features[j] for j in range(size)]
-            for i in range(size)
-        ]
-        xy = [keep * seen.xy[i] + weight * features[i] * seconds for i in range(size)]
-        yy = keep * seen.yy + weight * seconds * seconds
-        self.seen = Seen(xx, xy, yy, keep * seen.weight + 1.0, seen.count + 1)
+        faded = self._faded(features)
+        size = range(len(features))
+        self.seen = Seen(
+            [[faded.xx[i][j] + weight * features[i] * features[j] for j in size] for i in size],
+            [faded.xy[i] + weight * features[i] * seconds for i in size],
+            faded.yy + weight * seconds * seconds,
+            faded.weight + 1.0,
+            faded.count + 1,
+        )
         self._solve()
+
+    def _faded(self, x: Sequence[float]) -> Seen:
+        """What was seen, forgotten a little in the direction of some features."""
+        seen, keep, size = self.seen, self._prior.keep, range(len(x))
+        along = [_dot(row, x) for row in seen.xx]
+        known = _dot(along, x)
+        gone = (1.0 - keep) / known if known > 0 else 0.0
+        told = _dot(x, seen.xy)
+        xx = [[seen.xx[i][j] - gone * along[i] * along[j] for j in size] for i in size]
+        xy = [seen.xy[i] - gone * along[i] * told for i in size]
+        # The squares that the weights leave over are forgotten whole: they tell of the noise, which has no direction.
+        left = max(0.0, seen.yy + self._squares(seen.xx, seen.xy))
+        return Seen(xx, xy, keep * left - self._squares(xx, xy), keep * seen.weight, seen.count)
+
+    def _squares(self, xx: Sequence[Sequence[float]], xy: Sequence[float]) -> float:
+        """The squares left over by the weights, less those of the times themselves."""
+        return _dot(self.weights, [_dot(row, self.weights) for row in xx]) - 2 * _dot(self.weights, xy)
 
     def _solve(self) -> None:
         """Spreads are shares: a weight that turns out larger may be off by more, or its prior would hold it for ever."""
@@ -226,6 +247,10 @@ class Seen(msgspec.Struct, frozen=True):
     yy: float
     weight: float
     count: int
+
+
+def _dot(a: Sequence[float], b: Sequence[float]) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=True))
 
 
 def _squared(value: float) -> float:

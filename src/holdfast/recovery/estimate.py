@@ -87,12 +87,11 @@ class History(msgspec.Struct, frozen=True):
     epochs: int = 0
     records: int = 0
 
-    @property
-    def jobs(self) -> int:
-        """So few Spark jobs it takes."""
+    def jobs(self, most_records: int = MAX_RECORDS) -> int:
+        """So few Spark jobs it takes, of so many records at the most."""
         if not self.epochs:
             return 0
-        return max(1, math.ceil(self.epochs / MAX_EPOCHS), math.ceil(self.records / MAX_RECORDS))
+        return max(1, math.ceil(self.epochs / MAX_EPOCHS), math.ceil(self.records / most_records))
 
     def and_(self, epochs: int, records: int) -> History:
         """So many more."""
@@ -188,6 +187,8 @@ Seconds until what died stands again, before any was measured here. One that was
 
 WITH_EXECUTORS = {"executor": 0.0, "frozen executor": -2.0, "host": 4.0}
 """What these families take at least, beyond the start of executors: it counts where those are slow to start."""
+_BUSY_KEEP = 0.95
+"""What the computing of an epoch still weighs after the next."""
 _STARTS = 5
 """So many starts of executors are remembered; the slowest counts."""
 
@@ -211,6 +212,10 @@ class Memory(msgspec.Struct, frozen=True):
     """From a context's start until its executors were there, the last few times."""
     backlog: int = 0
     """How much waited when all was well."""
+    busy: tuple[float, float] = (0.0, 0.0)
+    """Seconds that tasks computed, and records, of recent epochs."""
+    job_records: int = MAX_RECORDS
+    """The most records that a job of a replay reads."""
     format: int = 1
 
 
@@ -229,6 +234,9 @@ class Learned:
         self._start = Linear(START, seen.get("start"))
         self._executors_s = list(memory.executors_s)
         self.largest = memory.largest
+        self._busy = memory.busy
+        self.job_records = memory.job_records
+        """The most records that a job of a replay reads: it takes so many jobs more."""
         self._families = {name: self._family(name, seen.get(f"environment.{name}")) for name in FAMILIES}
         self.counts = dict(memory.counts)
         self.outcomes = set(memory.outcomes)
@@ -275,7 +283,22 @@ class Learned:
             dict(self.counts),
             largest=self.largest,
             executors_s=self._executors_s,
+            busy=self._busy,
+            job_records=self.job_records,
         )
+
+    def computed(self, seconds: float, records: int) -> None:
+        """Learn for how long the tasks of an epoch computed, the slowest of each stage."""
+        self._busy = (_BUSY_KEEP * self._busy[0] + seconds, _BUSY_KEEP * self._busy[1] + records)
+
+    @property
+    def computing_s(self) -> float | None:
+        """How long tasks compute for each record of their epoch, without a sign of life; None: not known.
+
+        What epochs take does not tell: if all are as large, nobody knows what of it is the records'.
+        """
+        seconds, records = self._busy
+        return seconds / records if seconds > 0 and records > 0 else None
 
     def environment(self, fault: Fault) -> Guess:
         """How long what died takes to stand again."""
@@ -306,7 +329,8 @@ class Learned:
     def replay_features(self, history: History) -> list[float]:
         """What a replay's time is linear in: what its jobs and records would take as epochs, and its epochs."""
         fixed, each = self.epoch.weights
-        return [history.jobs * fixed + history.records * each, float(history.epochs)]
+        each = max(each, self.computing_s or 0.0)
+        return [history.jobs(self.job_records) * fixed + history.records * each, float(history.epochs)]
 
 
 def _place(fault: Fault) -> tuple[str, list[float]]:

@@ -13,7 +13,6 @@ import collections
 import contextlib
 import functools
 import logging
-import math
 import os
 import statistics
 import time
@@ -44,6 +43,7 @@ from holdfast.recovery.estimate import (
     Memory,
     Notice,
     Outcome,
+    Situation,
     attribute,
     covered,
     detection,
@@ -205,9 +205,13 @@ class Guard:
         run_s: float,
         idle_s: float = 0.0,
         backlog: int = 0,
+        busy_s: float = 0.0,
     ) -> Decision:
-        """Learn from an epoch, and decide."""
+        """Learn from an epoch, and decide. `busy_s`: how long its tasks computed, the slowest of each stage."""
         now_s = self._clock_s()
+        if clean:
+            self.learned.computed(busy_s, commit.records_in)
+            self.learned.job_records = self._fitting(MAX_RECORDS)
         if (
             clean and commit.records_in > 0 and self._first_epoch is not None
         ):  # the first one waits for workers
@@ -292,19 +296,18 @@ class Guard:
             return self._settings.max_records
         if not self.learned.epoch.seen.count:
             return min(self._settings.max_records, FIRST_RECORDS)
-        each = self.learned.epoch.weights[1]
-        fits = self._silent_s / each if each > 0 else math.inf
-        return int(min(self.most_records, max(100.0, fits)))
+        return self._fitting(self.most_records)
 
     @property
     def job_records(self) -> int:
         """The most records a job of a replay may read, so that none of its tasks is taken for frozen."""
-        each = self.learned.epoch.weights[1]
-        return MAX_RECORDS if each <= 0 else max(1000, min(MAX_RECORDS, int(self._silent_s / each)))
+        return self.learned.job_records
 
-    @property
-    def _silent_s(self) -> float:
-        return (self._notice.worker_s or 600.0) / 3
+    def _fitting(self, most: int) -> int:
+        """So many records are computed in a part of the time after which a silent worker is taken for frozen."""
+        each = self.learned.computing_s or self.learned.epoch.weights[1]
+        may_s = (self._notice.worker_s or 600.0) / 3
+        return most if each <= 0 else int(min(most, max(100.0, may_s / each)))
 
     # Deciding
 
@@ -338,6 +341,9 @@ class Guard:
         if self._hopeless and (self.decision.back_up or self.decision.pause):
             self.decision = msgspec.structs.replace(self.decision, pause=False, feasible=False)
         self.forecast()
+        if not self._holds and self.estimates and self.worst()[1] > self._settings.deadline_s:
+            # Nobody backs up for the deadline's sake here: that it would be missed now is said all the same.
+            self.decision = msgspec.structs.replace(self.decision, feasible=False)
         self._tell_feasible()
         return self.decision
 
@@ -413,8 +419,9 @@ class Guard:
         if self._infeasible_told:
             return
         self._told_s, self._infeasible_told = now_s, True
-        least = self._least_epoch()
-        there = msgspec.structs.replace(self._standing.backed(), history=History(1, least))
+        there = self._standing.situation
+        if self._holds:  # whatever is backed up, so much is left
+            there = msgspec.structs.replace(self._standing.backed(), history=History(1, self._least_epoch()))
         told = explain(there, self.learned, self._notice, self._settings.confidence)
         if told is None:
             return
@@ -423,7 +430,7 @@ class Guard:
         if (
             self._settings.on_infeasible == "refuse" and starting
         ):  # what runs, or comes back, is not ended for it
-            self._keep()  # so that `holdfast explain` can say why
+            self._keep(there)  # so that `holdfast explain` can say why
             raise InfeasibleError(
                 message,
                 remedy="Choose a longer deadline, or change what is at fault:",
@@ -605,14 +612,14 @@ class Guard:
         if now_s - self._kept_s > _KEEP_EVERY_S:
             self._keep()
 
-    def _keep(self) -> None:
+    def _keep(self, situation: Situation | None = None) -> None:
         self._kept_s = self._clock_s()
         with contextlib.suppress(OSError):
             temporary = self._directory / f".{MEMORY}.{os.getpid()}"
             memory = msgspec.structs.replace(
                 self.learned.memory(),
                 notice=self._notice,
-                situation=self._standing.situation,
+                situation=situation or self._standing.situation,
                 deadline_s=self._settings.deadline_s,
                 confidence=self._settings.confidence,
                 backlog=self._backlog,

@@ -33,6 +33,8 @@ from holdfast.recovery.restore import Prepare, Prepared
 
 _log = logging.getLogger("holdfast.recovery")
 _TRIES = 8
+_SMALLER = 4
+"""A replay that was lost is cut into so many times as many jobs."""
 _FRUITLESS = 3
 """So often a checkpoint may be loaded in vain before the one before it is tried."""
 
@@ -66,6 +68,7 @@ class Recovery:
         self._program, self._runner, self._journal, self._catalog = program, runner, journal, catalog
         self._tasks, self._strict, self._tell = tasks, strict, tell
         self._progress = Progress(0)
+        self._smaller = 1
         self._fruitless: collections.Counter[int] = collections.Counter()
         self.last: Progress | None = None
         """What the last one took."""
@@ -87,6 +90,7 @@ class Recovery:
         if last is None:
             return 0
         started, rebuilt = time.monotonic(), 0
+        self._smaller = 1
         for _ in range(_TRIES):
             with contextlib.suppress(_Again, JobLostError):
                 lacking = self._lacking(last)
@@ -134,7 +138,7 @@ class Recovery:
             self._load(checkpoint, need, last)
             reach("recovery.loaded")
             records = {load.epoch: load.records for load in loads}
-            for job in jobs(loads, self.job_records):
+            for job in jobs(loads, max(1, self.job_records // self._smaller)):
                 self._replay(job, need, checkpoint)
                 self._took.replayed_records += sum(records[epoch] for epoch in job)
                 reach("recovery.replayed")
@@ -226,7 +230,12 @@ class Recovery:
             ranges = [r for r in plan.ranges if r.source in need.sources]
             for number, task in enumerate(tasks):
                 task.append(SourceTask(number, packed, ranges[number :: self._tasks]))
-        reports = self._runner.replay(tasks, only)
+        try:
+            reports = self._runner.replay(tasks, only)
+        except JobLostError:
+            # It may have computed for so long that a worker was taken for frozen: the next ones are smaller.
+            self._smaller *= _SMALLER
+            raise
         for report in sorted(reports, key=lambda r: (r.epoch, r.task)):
             if report.error is not None:
                 raise from_facts(report.error)

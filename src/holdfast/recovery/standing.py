@@ -18,6 +18,8 @@ Sizes = Mapping[Shard, tuple[int, int]]
 Loads = Callable[[list[Shard]], Iterable[Shard]]
 """The shards that are loaded from a checkpoint if these have lost theirs."""
 _RECENT = 20
+_USUAL = 3
+"""So many of the last epochs tell how large the next one is: more of them would count a backlog that is worked off."""
 
 
 class Standing:
@@ -34,6 +36,8 @@ class Standing:
         self._epochs: collections.deque[tuple[int, int, int]] = collections.deque()
         """(epoch, records, new bytes) since the newest checkpoint."""
         self._last: Commit | None = None
+        self._most_hosts = 1
+        """The cores are those of so many hosts, also when all shards have gathered on fewer."""
         self._stored: dict[Shard, tuple[int, int]] = {}
         self._hosts: tuple[list[list[str]], list[list[Shard]]] = ([], [])
         """Where the shards are, and what is loaded if one of those hosts is lost."""
@@ -58,7 +62,8 @@ class Standing:
         for commit in since:
             self._add(commit)
         if not self.records:
-            self.records.extend(records for _, records, _ in self._epochs)
+            # Of an earlier life, which may have been allowed more; what this one takes is as large as it is.
+            self.records.extend(min(records, self._max_records) for _, records, _ in self._epochs)
         if self._last is not None:
             self.stand(self._last)
 
@@ -118,15 +123,16 @@ class Standing:
             for number, shard in enumerate(shards):
                 sizes[uid, number] = (shard.sealed.size_bytes, shard.sealed.files)
                 hosts.setdefault(shard.host, []).append(shard.sealed.size_bytes)
-        cores = max(1, self._cores // max(1, len(hosts)))
+        self._most_hosts = max(self._most_hosts, len(hosts))
+        cores = max(1, self._cores // self._most_hosts)
         lost = self._lost_with_hosts(commit)
         stored = max((_total(shards, self._stored) for shards in lost), default=(0, 0))
         self._now = max((_total(shards, sizes) for shards in lost), default=(0, 0))
         self.situation = Situation(
             history=self.history,
             older=self.older,
-            planned=min(max(self.records, default=0), self._max_records),
-            usual=int(statistics.median(self.records)) if self.records else None,
+            planned=max(self.records, default=0),
+            usual=int(statistics.median(list(self.records)[-_USUAL:])) if self.records else None,
             stored_bytes=stored[0],
             stored_files=stored[1],
             shard_bytes=max((size for size, _ in sizes.values()), default=0),
