@@ -7,6 +7,7 @@ object with a list `cases` (each with `case`, `value`, `asked`, `met`, `spread`,
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -235,7 +236,8 @@ def spawn(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
 
 def kill(process: subprocess.Popen[bytes]) -> None:
     """The driver with its JVM and workers."""
-    os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     subprocess.run(["pkill", "-9", "-s", str(process.pid)], check=False)
 

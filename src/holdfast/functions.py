@@ -17,7 +17,7 @@ import pyarrow as pa
 from holdfast.data.types import arrow_type
 from holdfast.errors import PipelineError
 from holdfast.state.descriptors import State
-from holdfast.time.units import EPOCH, MIN_TIME, watermark_ms
+from holdfast.time.units import EPOCH, LIMIT, MIN_TIME, watermark_ms
 
 if TYPE_CHECKING:
     from holdfast.time.windows import Window
@@ -185,7 +185,7 @@ def instant_us(at: int | datetime.datetime) -> int:
     if isinstance(at, datetime.datetime):
         at = at if at.tzinfo is not None else at.replace(tzinfo=datetime.timezone.utc)
         return (at - EPOCH) // datetime.timedelta(microseconds=1)
-    if isinstance(at, bool) or not isinstance(at, int):
+    if isinstance(at, bool) or not isinstance(at, int) or not -LIMIT < at * 1000 < LIMIT:
         raise PipelineError(
             f"{at!r} is no time for a timer.", remedy="Give milliseconds since 1970 as an int, or a datetime."
         )
@@ -399,7 +399,7 @@ def mean(column: str) -> Column:
 def first(column: str) -> Column:
     """The value of the first record, in the order of the stream; null counts as a value.
 
-    In sliding windows and in sessions that grew together, what is earlier by its pane or session comes first.
+    In sliding windows, what is earlier by its pane comes first. Sessions, which merge, have no first.
     """
     return Column("first", column)
 

@@ -240,11 +240,34 @@ class Stream:
             raise PipelineError(f"missing={missing!r} is not known.", where=where, remedy='"fail" or "side".')
         if align is not None and drift is None:
             raise PipelineError("align needs a drift.", where=where, remedy='Say how far ahead: drift="1m".')
+        if align is None and drift is not None:
+            raise PipelineError(
+                "drift needs a group.", where=where, remedy='Name it on each stream: align="trips".'
+            )
+        if watermark is not None and not isinstance(watermark, Watermarks):
+            raise PipelineError(
+                f"{watermark!r} is no rule for watermarks.",
+                where=where,
+                remedy="Write hf.periodic(function), hf.punctuated(function) or hf.from_source().",
+            )
+        if watermark is not None and out_of_order != "0s":
+            raise PipelineError(
+                "watermark and out_of_order are two rules for one thing.",
+                where=where,
+                remedy="Give one of them: out_of_order= is short for watermark=hf.bounded(…).",
+            )
+        idle_us = None if idle_after is None else duration_us(idle_after)
+        if idle_us is not None and idle_us <= 0:
+            raise PipelineError(
+                f"idle_after={idle_after!r} would leave every split out.",
+                where=where,
+                remedy='Say how long one may be silent: idle_after="30s".',
+            )
         body = EventTime(
             column,
             unit,
             bounded(out_of_order) if watermark is None else watermark,
-            None if idle_after is None else max(1, duration_us(idle_after) // 1000),
+            None if idle_us is None else max(1, idle_us // 1000),
             align,
             0 if drift is None else duration_us(drift),
             missing,
@@ -553,6 +576,14 @@ class WindowedStream:
         """
         _check_bounds(uid, self._key)
         _check_aggregates(uid, columns, self._key, (WINDOW_START, WINDOW_END))
+        ordered = [n for n, c in columns.items() if isinstance(c, Column) and c.kind in ("first", "last")]
+        if self._assigner.merging and ordered:
+            raise PipelineError(
+                f"{', '.join(ordered)}: first and last are by arrival, and of windows that have merged nobody knows it any more.",
+                uid=str(uid),
+                where=g.caller(),
+                remedy="Take hf.min or hf.max of the time, or .process(uid, WindowFunction), which has all records.",
+            )
         return self._add(uid, g.AGGREGATE, columns=dict(columns))
 
     def reduce(self, uid: str, function: Callable[[Record, Record], Record]) -> Stream:

@@ -430,4 +430,7 @@ def _union(sketches: list[bytes | None]) -> bytes:
 
 
 def _estimate(data: bytes) -> int:
-    return int(ds.hll_sketch.deserialize(data).get_estimate() + 0.5)
+    sketch, union = ds.hll_sketch.deserialize(data), ds.hll_union(_LG_K)
+    union.update(sketch)
+    union.update(sketch)  # a sketch that was merged is not estimated by the order in which its values came
+    return int(union.get_result().get_estimate() + 0.5)

@@ -186,8 +186,9 @@ class ToExchange:
         redact: bool,
         epoch: int,
         combiner: Combiner | None,
+        stage: int = 0,
     ) -> None:
-        self._epoch = epoch
+        self._epoch, self._stage = epoch, stage
         self._exchange, self._target, self._shape, self._book, self._redact = (
             exchange,
             target,
@@ -299,7 +300,9 @@ class ToExchange:
     def _dispatch(self, table: pa.Table, upstream: int, *, late: bool = False) -> None:
         columns = self._key_columns(table)
         groups = key_groups(columns, self._shape.key_groups)
-        head = DataHead(self._exchange.id, self._exchange.order, upstream, self._sequence, self._epoch, late)
+        head = DataHead(
+            self._exchange.id, self._exchange.order, upstream, self._sequence, self._epoch, late, self._stage
+        )
         self._sequence += 1
         for shard, part in divide(table, groups, self._shape.first_groups):
             self.blobs.append((shard, data_blob(head, part)))
@@ -425,7 +428,14 @@ class Chain:
                 target, exchange.key, self._redact, self._clocks.get(target.uid, MIN_TIME), stamp
             )
             self.exchanges[exchange.id] = ToExchange(
-                exchange, target, self._shape, self._book, self._redact, self._target.epoch, combiner
+                exchange,
+                target,
+                self._shape,
+                self._book,
+                self._redact,
+                self._target.epoch,
+                combiner,
+                0 if self._stage.reads else self._stage.id,  # ranges are numbered over all sources
             )
         return self.exchanges[exchange.id]
 

@@ -39,6 +39,9 @@ class DataHead(msgspec.Struct, frozen=True, array_like=True):
     epoch: int = 0
     late: bool = False
     """Records that came too late, or may have, and were not combined."""
+    stage: int = 0
+    """The keyed stage that sent it, 0 for sources: behind a union several send by one exchange, and `upstream` counts in
+    each of them from 0."""
 
 
 class Control(msgspec.Struct, frozen=True, array_like=True):
@@ -174,7 +177,7 @@ class Inbox:
         return found
 
     def _ordered(self) -> list[tuple[DataHead, memoryview]]:
-        return sorted(self._data, key=lambda d: (d[0].order, d[0].upstream, d[0].exchange, d[0].sequence))
+        return sorted(self._data, key=lambda d: (d[0].order, d[0].stage, d[0].upstream, d[0].sequence))
 
 
 def by_key_group(tables: list[pa.Table]) -> tuple[pa.Table, npt.NDArray[np.uint16]]:

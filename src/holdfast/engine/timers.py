@@ -86,14 +86,17 @@ class Timers:
             heapq.heapify(timers)
 
     def take(self) -> list[tuple[Any, Timer]]:
-        """The next timers: for each key those of its earliest time, so that what they set comes in its turn."""
+        """The next timers: for each key its first, so that what it sets or deletes counts for the others.
+
+        Of several windows of a key those of the earliest time: none has to do with another's timers.
+        """
         assert self._firing is not None
         found: list[tuple[int, bytes, Any, Timer]] = []
         changes = self._changes[self._kind]
         for own in list(self._firing):
             timers = self._firing[own]
             first: int | None = None
-            while timers and (first is None or timers[0][0] == first):
+            while timers and (first is None or (self._beside and timers[0][0] == first)):
                 at, order, name, key = heapq.heappop(timers)
                 full = _full(key, at, name)
                 if changes.get(full, True):

@@ -266,7 +266,9 @@ def must_wait(assigners: Sequence[Assigner], before: tuple[Plan, Commit] | None)
     if before is None:
         return set()
     held = ahead(assigners, *before)
-    return {source for a in assigners if a.uid in held for source in a.sources}
+    # Who is behind reads on, also where one that is ahead stands at the same source: it would wait for ever.
+    behind = {s for a in assigners if a.body.align is not None and a.uid not in held for s in a.sources}
+    return {source for a in assigners if a.uid in held for source in a.sources} - behind
 
 
 def ahead(assigners: Sequence[Assigner], plan: Plan, commit: Commit) -> set[str]:

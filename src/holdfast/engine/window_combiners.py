@@ -104,9 +104,9 @@ class _PaneCombiner(_WindowCombiner):
 def last_of_panes(assigner: Sliding, panes: Times) -> tuple[Times, Mask]:
     """The last instant of the last window that each pane is in, and whether it is in any."""
     unique, places = np.unique(panes, return_inverse=True)
-    windows = [assigner.windows_of_pane(int(p)) for p in unique]
-    found = np.array([w[-1] if w else 0 for w in windows], np.int64)
-    inside = np.array([bool(w) for w in windows], bool)
+    windows = [assigner.newest_of_pane(int(p)) for p in unique]
+    found = np.array([0 if w is None else w for w in windows], np.int64)
+    inside = np.array([w is not None for w in windows], bool)
     return (assigner.ends(found) - 1)[places], inside[places]
 
 

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.data.rows import canonical, one_array
@@ -45,6 +44,8 @@ from holdfast.time.windows import Session, Sliding, Tumbling, late, merge_sessio
 STATE = "windows"
 _DUE, _FROM, _TO, _MORE = "window.due", "window.start", "window.end", "window.more"
 _SESSION = "__session"
+_ADDED_UP = 1_000_000
+"""So many entries of panes are added up to windows at once: a record is in as many windows as there are panes."""
 
 
 def window_operator(node: g.Node, redact: bool) -> Operator:
@@ -256,28 +257,31 @@ class _SlidingWindows(_PaneWindows):
         ended = set(starts[(last > work.before) & (last <= work.after)].tolist())
         open_still = ~late(last, work.before, self._body.lateness_us)
         overdue = set(starts[(last <= work.before) & open_still].tolist())
-        rows: list[npt.NDArray[np.int64]] = []
-        windows: list[Times] = []
         late_keys = self._late_windows(keys, panes, touched, starts_of, overdue)
         order = np.argsort(panes, kind="stable")
-        for pane in np.unique(panes).tolist():
-            mine = order[
-                np.searchsorted(panes[order], pane) : np.searchsorted(panes[order], pane, side="right")
-            ]
-            for start in starts_of[pane]:
+        ordered = panes[order]
+        of_window: dict[int, list[Times]] = {}
+        for pane, found in starts_of.items():
+            low, high = np.searchsorted(ordered, pane), np.searchsorted(ordered, pane, side="right")
+            for start in found:
                 if start in ended:
-                    rows.append(mine)
+                    of_window.setdefault(start, []).append(order[low:high])
                 elif start in overdue:
-                    hit = np.array([(keys[i][:-1], start) in late_keys for i in mine.tolist()], bool)
-                    if not hit.any():
-                        continue
-                    rows.append(mine[hit])
-                else:
-                    continue
-                windows.append(np.full(len(rows[-1]), start, np.int64))
-        if not rows:
-            return
-        self._add_up(work, kept.spec, assigner, keys, np.concatenate(rows), np.concatenate(windows), values)
+                    hit = [i for i in order[low:high].tolist() if (keys[i][:-1], start) in late_keys]
+                    of_window.setdefault(start, []).append(np.array(hit, np.int64))
+        whose: dict[Any, int] = {}
+        ids = np.fromiter((whose.setdefault(k[:-1], len(whose)) for k in keys), np.int64, count=len(keys))
+        sums: list[pa.Table] = []
+        batch: list[tuple[int, Times]] = []
+        rows = 0
+        for start in sorted(of_window):
+            batch += [(start, mine) for mine in of_window[start]]
+            rows += sum(map(len, of_window.pop(start)))
+            if rows and (not of_window or rows >= _ADDED_UP):
+                sums.append(self._summed(ids, batch, values))
+                batch, rows = [], 0
+        if sums:
+            self._emit_sums(work, kept.spec, assigner, list(whose), pa.concat_tables(sums))
 
     def _late_windows(
         self,
@@ -297,29 +301,20 @@ class _SlidingWindows(_PaneWindows):
             if start in overdue
         }
 
-    def _add_up(
-        self,
-        work: Work,
-        spec: TableSpec,
-        assigner: Sliding,
-        keys: list[Any],
-        rows: Times,
-        windows: Times,
-        values: list[pa.Array],
-    ) -> None:
-        whose: dict[Any, int] = {}
-        ids = np.fromiter((whose.setdefault(k[:-1], len(whose)) for k in keys), np.int64, count=len(keys))
+    def _summed(self, ids: Times, batch: list[tuple[int, Times]], values: list[pa.Array]) -> pa.Table:
+        """Windows of keys as the sums of their panes."""
+        rows = np.concatenate([mine for _, mine in batch])
+        windows = np.repeat([start for start, _ in batch], [len(mine) for _, mine in batch])
         taken = pa.array(rows)
-        table = pa.table(
-            {
-                "__id": ids[rows],
-                PANE: windows,
-                **{n: v.take(taken) for n, v in zip(self._parts.names, values, strict=True)},
-            }
+        columns = {n: v.take(taken) for n, v in zip(self._parts.names, values, strict=True)}
+        return self._parts.merged(
+            pa.table({"__id": ids[rows], PANE: windows, **columns}), ["__id", PANE], self.redact
         )
-        merged = self._parts.merged(table, ["__id", PANE], self.redact)
+
+    def _emit_sums(
+        self, work: Work, spec: TableSpec, assigner: Sliding, names: list[Any], merged: pa.Table
+    ) -> None:
         starts = integers(merged[PANE])
-        names = list(whose)
         owners = [names[i] for i in integers(merged["__id"]).tolist()]
         groups = work.state.groups([(*o, 0) for o in owners], spec)
         parts = [canonical(one_array(merged[n])) for n in self._parts.names]
@@ -352,7 +347,7 @@ class _Sessions(_Windows):
             sides.append(mine)
             behind_rows = np.arange(len(mine[0]))
         number([k[:-1] for k in due])
-        stored, slots = self._stored(work, list(owners))
+        stored, slots, places = self._stored(work, list(owners))
         if not len(stored[0]) and not sides:
             return
         parts = [stored, *sides]
@@ -363,7 +358,7 @@ class _Sessions(_Windows):
             kind[len(kind) - len(behind_rows) :] = 2
         fired = np.zeros(len(ids), bool)
         fired[: len(stored[0])] = stored[4]
-        self._settle(work, list(owners), slots, ids, starts, ends, values, kind, fired, behind_of)
+        self._settle(work, list(owners), slots, ids, starts, ends, values, kind, fired, behind_of, places)
 
     def _maybe_late(
         self, work: Work, number: Any, spec: TableSpec
@@ -385,10 +380,14 @@ class _Sessions(_Windows):
 
     def _stored(
         self, work: Work, owners: list[Any]
-    ) -> tuple[tuple[Times, Times, Times, list[pa.Array], Mask], Times]:
-        """The sessions that are kept of these keys, whether each has had its result, and how many slots each key has."""
+    ) -> tuple[tuple[Times, Times, Times, list[pa.Array], Mask], Times, Times]:
+        """The sessions that are kept of these keys, whether each has had its result; how many slots each key has.
+
+        And of each session its slot, when it is due, and whether another follows, a row for each.
+        """
         ids: list[Times] = []
         columns: list[list[pa.Array]] = []
+        numbers: list[Times] = [np.empty(0, np.int64)]
         slots = np.zeros(len(owners), np.int64)
         asked, slot = np.arange(len(owners)), 0
         while len(asked):
@@ -398,6 +397,7 @@ class _Sessions(_Windows):
             ids.append(asked[hits])
             columns.append([c.take(taken) for c in found])
             slots[asked[hits]] = slot + 1
+            numbers.append(np.full(len(hits), slot))
             more = columns[-1][3].to_numpy(zero_copy_only=False).astype(bool)
             asked, slot = ids[-1][more], slot + 1
         if not columns:
@@ -406,7 +406,9 @@ class _Sessions(_Windows):
         joined = [pa.concat_arrays([c[i] for c in columns]) for i in range(len(columns[0]))]
         due, start, end = (np.asarray(joined[i].to_numpy(zero_copy_only=False), np.int64) for i in range(3))
         had = due != end - 1  # one that had its result is kept for its lateness, whatever that is by now
-        return (np.concatenate(ids), start, end, joined[4:], had), slots
+        more = np.asarray(joined[3].to_numpy(zero_copy_only=False), np.int64)
+        places = np.stack([np.concatenate(numbers), due, more], axis=1)
+        return (np.concatenate(ids), start, end, joined[4:], had), slots, places
 
     def _settle(
         self,
@@ -420,6 +422,7 @@ class _Sessions(_Windows):
         kind: Times,
         fired: Mask,
         behind_of: Times,
+        places: Times,
     ) -> None:
         """Merge what is kept with what came; emit what has ended, keep the rest, and give back what is too late."""
         kept = self._kept(work)
@@ -443,7 +446,11 @@ class _Sessions(_Windows):
         last = merged.ends - 1
         fires = solid & (last <= work.after) & (touched | ~had)
         lives = solid & ~late(last, work.after, self._body.lateness_us)
-        self._keep(work, owners, slots, merged.groups, lives, merged.starts, merged.ends, parts)
+        # Of a session that is as it was: its slot, when it is due, and whether another follows.
+        was = np.full((count, 3), -1, np.int64)
+        was[merged.rows[: len(places)]] = places
+        was[np.bincount(merged.rows, minlength=count) > 1] = -1
+        self._keep(work, owners, slots, merged.groups, lives, merged.starts, merged.ends, parts, was)
         work.state.check_memory()
         at = np.flatnonzero(fires)
         names = [owners[i] for i in merged.groups[at].tolist()]
@@ -461,8 +468,12 @@ class _Sessions(_Windows):
         starts: Times,
         ends: Times,
         parts: list[pa.Array],
+        was: Times,
     ) -> None:
-        """Give the sessions that go on their slots anew, and forget the slots that are left over."""
+        """Give the sessions that go on their slots anew, and forget the slots that are left over.
+
+        Those that stand where they stood are not written again.
+        """
         at = np.flatnonzero(lives)
         mine = groups[at]
         first = np.ones(len(at), bool)
@@ -471,15 +482,17 @@ class _Sessions(_Windows):
         slot = np.arange(len(at)) - np.repeat(begins, np.diff(np.append(begins, len(at))))
         more = np.zeros(len(at), bool)
         more[:-1] = mine[1:] == mine[:-1]
-        keys = [(*owners[i], s) for i, s in zip(mine.tolist(), slot.tolist(), strict=True)]
+        due = self._due_after(ends[at] - 1, work.after)
         used = np.bincount(mine, minlength=len(owners))
         left = [
             (*owners[i], s) for i in np.flatnonzero(slots > used).tolist() for s in range(used[i], slots[i])
         ]
+        changed = np.flatnonzero((was[at] != np.stack([slot, due, more], axis=1)).any(axis=1))
+        at, mine, slot, due, more = at[changed], mine[changed], slot[changed], due[changed], more[changed]
+        keys = [(*owners[i], s) for i, s in zip(mine.tolist(), slot.tolist(), strict=True)]
         if not keys and not left:
             return
         taken = pa.array(at)
-        due = self._due_after(ends[at] - 1, work.after)
         columns = [pa.array(due), pa.array(starts[at]), pa.array(ends[at]), pa.array(more)]
         columns += [p.take(taken) for p in parts]
         gone = np.zeros(len(keys) + len(left), bool)

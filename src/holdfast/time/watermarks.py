@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.errors import PipelineError
-from holdfast.time.units import MAX_TIME, MIN_TIME, duration_us
+from holdfast.time.units import LIMIT, MAX_TIME, MIN_TIME, duration_us
 
 Marks = dict[str, dict[str, int]]
 """The watermark of each split, by uid of the assigner."""
@@ -60,6 +60,18 @@ class Bounded(Watermarks):
         return f"{self.lag_us / 1e6:g} s behind" if self.lag_us else "ascending"
 
 
+def _upto_us(made: Any) -> int | None:
+    """The last microsecond of a millisecond that a user's function gave."""
+    if made is None:
+        return None
+    if isinstance(made, bool) or not isinstance(made, int) or not -LIMIT < made * 1000 < LIMIT:
+        raise PipelineError(
+            f"A watermark is whole milliseconds since 1970, or None, and not {made!r}.",
+            remedy="Return int(…), or None where nothing is known.",
+        )
+    return made * 1000 + 999
+
+
 @dataclasses.dataclass(frozen=True)
 class Periodic(Watermarks):
     """A function of the greatest timestamp so far, asked once an epoch for each range of a split."""
@@ -67,8 +79,7 @@ class Periodic(Watermarks):
     function: Callable[[int], int | None]
 
     def mark(self, greatest: int) -> int | None:
-        made = self.function(greatest // 1000)
-        return None if made is None else made * 1000 + 999
+        return _upto_us(self.function(greatest // 1000))
 
     def describe(self) -> str:
         return "periodic"
@@ -83,8 +94,7 @@ class Punctuated(Watermarks):
     so_far = False
 
     def mark_of(self, record: dict[str, Any]) -> int | None:
-        made = self.function(record)
-        return None if made is None else made * 1000 + 999
+        return _upto_us(self.function(record))
 
     def describe(self) -> str:
         return "punctuated"

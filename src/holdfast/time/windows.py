@@ -356,6 +356,14 @@ class Sliding(Assigner):
             self._wall.first(mark) for mark in self._marks(self._panes.mark(self._wall.shown(pane_start)))
         ]
 
+    def newest_of_pane(self, pane_start: int) -> int | None:
+        """The start of the last window that has a pane in it; None if it lies between two windows."""
+        if self._wall.zone is not None:
+            found = self.windows_of_pane(pane_start)
+            return found[-1] if found else None
+        newest = self._windows.mark(pane_start)
+        return newest if pane_start < newest + self.size_us else None
+
     def panes_of(self, window_start: int) -> list[int]:
         """The starts of a window's panes, in order; a clock that is put forward skips some."""
         mark = self._windows.mark(self._wall.shown(window_start))

@@ -550,3 +550,38 @@ def test_the_order_of_what_functions_and_timers_emit_does_not_depend_on_the_numb
         found.append(result.state("heard")["heard"]["value"].to_pylist())
     assert found[0] == found[1] == found[2]
     assert len(found[0]) == len(set(found[0])) == 41
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        hf.punctuated(lambda r: r["at"] / 1),
+        hf.punctuated(lambda r: 1 << 62),
+        hf.periodic(lambda ms: "soon"),
+        hf.periodic(lambda ms: True),
+    ],
+)
+def test_a_watermark_that_is_no_time_is_an_error_with_the_operators_name(rule: hf.Watermarks) -> None:
+    made = hf.Pipeline("p")
+    timed = made.read("in", hf.records(at(1, 2, 3))).event_time("at", unit="s", watermark=rule, uid="time")
+    timed.key_by("k").window(hf.tumbling("1s")).aggregate("x", n=hf.count()).write("out", hf.memory())
+    with pytest.raises(hf.errors.HoldfastError, match="whole milliseconds since 1970") as caught:
+        hf.testing.run(made)
+    assert caught.value.uid == "time"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"drift": "5s"}, "drift needs a group"),
+        ({"out_of_order": "5s", "watermark": hf.ascending()}, "two rules for one thing"),
+        ({"watermark": lambda ms: ms}, "is no rule for watermarks"),
+        ({"idle_after": 0}, "would leave every split out"),
+        ({"idle_after": dt.timedelta(seconds=-5)}, "would leave every split out"),
+    ],
+)
+def test_what_would_be_ignored_or_leave_nothing_is_refused(given: dict[str, Any], says: str) -> None:
+    read = hf.Pipeline("p").read("in", hf.records(at(1)))
+    with pytest.raises(PipelineError, match=says) as caught:
+        read.event_time("at", unit="s", **given)
+    assert caught.value.remedy
