@@ -153,6 +153,9 @@ def test_a_timer_beyond_all_times_is_an_error_of_the_function() -> None:
         def process(self, key: Any, record: Row, ctx: hf.Context) -> None:
             ctx.set_timer(sys.maxsize)
 
+        def on_timer(self, key: Any, timer: hf.Timer, ctx: hf.Context) -> None:
+            raise AssertionError
+
     made = hf.Pipeline("p")
     timed = made.read("in", hf.records(at(1))).event_time("at", unit="s")
     timed.key_by("k").process("never", Never()).write("out", hf.memory())
