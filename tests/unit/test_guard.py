@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.checkpoint.calibrate import Reading, chosen
@@ -644,6 +645,11 @@ def test_a_job_of_a_replay_is_as_large_as_can_be_computed_before_a_worker_is_tak
     assert features[0] == pytest.approx(jobs * fixed_s + 199.0, rel=0.01), "it takes so many jobs"
     guard.stop()
     assert guarded(tmp_path).job_records == guard.job_records, "a replay may be the first thing a life does"
+    patient = msgspec.structs.replace(NOTICE, worker_s=30.0)
+    later = Guard(resolve({}, environment={}).settings, patient, tmp_path, environment={})
+    assert later.job_records == pytest.approx(10 * guard.job_records, rel=0.01), (
+        "by the time-outs of this life"
+    )
 
 
 @pytest.mark.parametrize("policy", ["never", "1h"])

@@ -136,6 +136,7 @@ class Guard:
         self.faults = covered(notice)
         self._known = read_memory(directory) or Memory()
         self.learned = Learned(self._known)
+        self.learned.job_records = self._fitting(MAX_RECORDS)  # time-outs may be others than in the last life
         self._trace = Trace(directory)
         self._standing = Standing(cores, settings.max_records, loads)
         self._gaps: collections.deque[float] = collections.deque(maxlen=_RECENT)
