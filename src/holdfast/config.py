@@ -140,6 +140,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     wait_for_home_s: float = 0.0
     """How long shards wait for an executor on the host that has their state before they are rebuilt elsewhere.
     Follows from the deadline if unset."""
+    class_archive: bool = True
+    """Whether JVMs that Spark starts use the archive of its classes, if there is one."""
     redact: bool = False
     """Leave records out of error messages."""
     log_level: str = "WARNING"

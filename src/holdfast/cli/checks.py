@@ -24,6 +24,7 @@ import psutil
 from holdfast.cli.noise import SparkNoise
 from holdfast.cli.output import size
 from holdfast.config import Settings
+from holdfast.engine import archive
 from holdfast.errors import HoldfastError
 from holdfast.log.store import LocalStore
 
@@ -53,6 +54,7 @@ def host_checks(folder: Path) -> Iterator[Check]:
     yield check_java()
     yield check_python(sys.version_info[:3])
     yield check_pyspark()
+    yield check_archive()
     yield from check_packages()
     yield check_connect(dict(os.environ))
     yield check_workers(dict(os.environ))
@@ -112,6 +114,20 @@ def check_pyspark() -> Check:
     except metadata.PackageNotFoundError:
         return Check("PySpark", FAIL, "is not installed", mend, needed_by_spark=True)
     return Check("PySpark", OK if _numbers(version) >= (4, 1) else FAIL, version, mend, needed_by_spark=True)
+
+
+def check_archive() -> Check:
+    """Never more than a hint: without it Spark starts as ever, only slower."""
+    name = "class archive"
+    if not archive.wanted():
+        return Check(name, OK, "switched off by class_archive")
+    try:
+        file = archive.there()
+    except (archive.Unfit, OSError, RuntimeError) as error:
+        return Check(name, OK, f"there can be none: {_first_line(error)}")
+    if file is None:
+        return Check(name, OK, f"not there; Spark starts faster with it: {archive.COMMAND}")
+    return Check(name, OK, f"{file} ({size(file.stat().st_size)})")
 
 
 def check_packages() -> Iterator[Check]:
@@ -254,7 +270,7 @@ def _session(master: str | None) -> Any:
     noise = SparkNoise(None)
     noise.begin()
     try:
-        spark = make_session(Settings(master=master or "local[2]"), "doctor")
+        spark = make_session(Settings(master=master or "local[2]", class_archive=archive.wanted()), "doctor")
         check_session(spark)
     except BaseException:
         noise.end(show=True)

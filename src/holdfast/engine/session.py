@@ -6,10 +6,11 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.config import Settings, parse_duration_s
+from holdfast.engine import archive
 from holdfast.engine.doors import executors, is_local
 from holdfast.errors import SessionError
 from holdfast.recovery.estimate import Notice
@@ -92,6 +93,15 @@ def notice_of(
         local=local,
         restart_s=restart_s if supervised_s is not None else 0.0,
     )
+
+
+def java_options(own: Mapping[str, str], ours: Sequence[str], *, submitted: bool) -> dict[str, str]:
+    """The settings by which JVMs that Spark starts use the class archive, behind the user's own options. Pure.
+
+    spark-submit has started the driver's already.
+    """
+    keys = ["spark.executor.extraJavaOptions", *([] if submitted else ["spark.driver.extraJavaOptions"])]
+    return {key: archive.appended(own.get(key, ""), ours) for key in keys} if ours else {}
 
 
 _BREAKING = {
@@ -179,6 +189,11 @@ def make_context(settings: Settings, name: str) -> SparkContext:
     wanted = {**WANTED, **local, **timeouts(settings)}
     for key, value in {**{k: v for k, v in wanted.items() if k not in given}, **settings.spark}.items():
         conf.set(key, value)
+    if settings.class_archive:
+        for key, value in java_options(
+            {**given, **settings.spark}, archive.options(), submitted=submitted
+        ).items():
+            conf.set(key, value)
     if not submitted:
         _quiet()
     try:

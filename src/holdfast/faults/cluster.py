@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from holdfast.engine import archive
 from holdfast.errors import SessionError
 from holdfast.supervise.processes import belonging, kill_everything
 
@@ -110,11 +111,21 @@ class Cluster:
         import pyspark
 
         home = os.environ.get("SPARK_HOME") or os.path.dirname(pyspark.__file__)
+        ours = archive.options() if archive.wanted() else []
+        java = {
+            "SPARK_DAEMON_JAVA_OPTS": archive.appended(os.environ.get("SPARK_DAEMON_JAVA_OPTS", ""), ours)
+        }
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / f"{name}.log", "ab") as log:
             self._processes[name] = subprocess.Popen(
                 [os.path.join(home, "bin", "spark-class"), main, *arguments],
-                env={**os.environ, "SPARK_HOME": home, "PYSPARK_PYTHON": sys.executable, **environment},
+                env={
+                    **os.environ,
+                    "SPARK_HOME": home,
+                    "PYSPARK_PYTHON": sys.executable,
+                    **java,
+                    **environment,
+                },
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,

@@ -9,6 +9,7 @@ from holdfast.cli.checks import (
     FAIL,
     OK,
     WARN,
+    check_archive,
     check_connect,
     check_disk,
     check_java,
@@ -22,6 +23,7 @@ from holdfast.cli.checks import (
     differences,
     own_versions,
 )
+from holdfast.engine import archive
 
 
 def java(folder: Path, prints: str) -> str:
@@ -65,6 +67,23 @@ def test_what_is_installed_here_is_well() -> None:
     assert check_python((3, 11, 2)).status == OK and check_python((3, 9, 1)).status == FAIL
     assert check_pyspark().status == OK
     assert [c.status for c in check_packages()] == [OK]
+
+
+def test_a_class_archive_that_is_missing_is_no_failure_and_the_command_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path))
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path / "none"))
+    monkeypatch.setattr(archive, "facts", lambda: archive.Facts("java", "17", "4.3.0", "jars"))
+    found = check_archive()
+    assert found.status == OK and "python -m holdfast.engine.archive" in found.found
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "spark-defaults.conf").touch()
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path / "conf"))
+    found = check_archive()
+    assert found.status == OK and "there can be none" in found.found
+    monkeypatch.setenv("HOLDFAST_CLASS_ARCHIVE", "off")
+    assert "switched off" in check_archive().found
 
 
 def test_spark_connect_in_the_environment_fails() -> None:
