@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import holdfast as hf
 from bench import deadline, paper, paper_figures
 from bench.machine import Kept, carried_over, carries
 from bench.paper_app import MOST_TOUCHED_BYTES, Reports, Work, asked, drawn_first, redrawn, reports, sized
-from bench.recoveries import Setup
+from bench.recoveries import Map, Setup
 from holdfast.config import parse_bytes, resolve
 from holdfast.recovery.estimate import Learned
 from holdfast.recovery.simulate import Run
@@ -262,3 +263,9 @@ def test_a_curve_with_the_deadline_is_met_only_if_every_point_is_there_and_in_ti
     assert (
         deadline.lines([without])[0].startswith("history-without") and "met" in deadline.lines([without])[0]
     )
+
+
+def test_only_hosts_that_have_state_are_struck() -> None:
+    there = SimpleNamespace(victims=SimpleNamespace(shards_only=False))
+    Map(there, Setup(sized(1 << 20), "deadline", 70.0))  # type: ignore[arg-type]
+    assert there.victims.shards_only

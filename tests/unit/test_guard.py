@@ -540,6 +540,7 @@ def test_a_deadline_that_is_refused_can_be_explained(tmp_path: Path) -> None:
         guarded(tmp_path, deadline="2s", on_infeasible="refuse").decide()
     memory = read_memory(tmp_path)
     assert memory is not None and memory.deadline_s == 2.0 and memory.notice is not None
+    assert memory.situation is not None and memory.situation.history.epochs == 1, "as it was judged"
 
 
 def test_a_store_that_was_tried_makes_loading_slower_and_never_faster(tmp_path: Path) -> None:

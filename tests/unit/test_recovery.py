@@ -819,3 +819,22 @@ def test_a_replay_that_is_lost_is_tried_in_smaller_jobs(
     second = live(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", **options)
     assert sizes[:2] == [8, 8] and sizes[2:6] == [2, 2, 2, 2]
     check(ONE, second, tmp_path)
+
+
+def test_a_checkpoint_is_known_before_its_store_is_cleared_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store may take long to list what it has, or hang; who waits for the backup waits no longer."""
+    told: list[int] = []
+    clear_up = coordinator.Coordinator._clear_up
+
+    def look(self: Any) -> None:
+        told.append(sum(isinstance(o, Checkpoint) for o in life.outcomes))
+        clear_up(self)
+
+    monkeypatch.setattr(coordinator.Coordinator, "_clear_up", look)
+    options: dict[str, Any] = {"parallelism": 2, "max_records": 20, "checkpoint_on_stop": False}
+    life = make(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", checkpoint="4 epochs", **options)
+    life.driver.start()
+    life.driver.run()
+    assert told and told == list(range(1, len(told) + 1))

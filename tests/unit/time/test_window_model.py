@@ -179,7 +179,7 @@ TRIGGERS = [
 ROWS = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 60)), max_size=40)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     drawn=ROWS,
     rising=st.booleans(),
