@@ -22,11 +22,8 @@ demo: setup ## run the vehicle-map demo
 	@$(BIN)/holdfast demo
 
 test: setup ## unit, spark and cluster tests that take seconds (PYTEST_ARGS="-k name" picks some)
-	@echo "The unit tests run beside these, which wait for processes most of the time; what they say comes last."
-	@told=$$(mktemp); unit=; trap 'kill $$unit 2>/dev/null; rm -f $$told' EXIT INT TERM; \
-	{ nice -n 5 $(PYTEST) -m "not slow" -n 2 --dist loadfile tests/unit $(PYTEST_ARGS) >$$told 2>&1 $(NONE_IS_FINE); } & unit=$$!; \
-	{ $(PYTEST) -m "not slow" tests/cluster tests/spark $(PYTEST_ARGS) $(NONE_IS_FINE); }; spark=$$?; \
-	wait $$unit; code=$$?; cat $$told; test $$spark = 0 && test $$code = 0
+	@$(PYTEST) -m "not slow" -n 2 --dist loadfile tests/unit $(PYTEST_ARGS) $(NONE_IS_FINE)
+	@$(PYTEST) -m "not slow" tests/cluster tests/spark $(PYTEST_ARGS) $(NONE_IS_FINE)
 
 test-slow: setup ## the tests that take minutes
 	@$(PYTEST) -m slow $(PYTEST_ARGS)
