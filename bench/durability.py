@@ -1,7 +1,8 @@
 """`python -m bench durability`: what checkpoints, replay and restarts cost, and chaos over three examples.
 
 Sides are run in processes of their own and in turns; medians with their spread are given. The JSON is one
-object with a list `cases` (each with `case`, `value`, `asked`, `met`, `spread`, `detail`).
+object with a list `cases` (each with `case`, `value`, `asked`, `met`, `spread`, `detail`). What was measured is in
+`.bench/durability.json` as it comes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from bench.machine import Kept, ended_by_signals, machine
 
 ROOT = Path(__file__).resolve().parent.parent
 KEYS = 1_000_000
@@ -315,9 +318,21 @@ def run(argv: list[str]) -> None:
     size = Size(
         **{**{f: getattr(size, f) for f in size.__dataclass_fields__}, **{k: v for k, v in more.items() if v}}
     )
-    made = [case for name in chosen.cases.split(",") for case in CASES[name](size)]
+    names = chosen.cases.split(",")
+    unknown = [name for name in names if name not in CASES]
+    if unknown:
+        parser.error(f"unknown cases: {', '.join(unknown)}; they are {', '.join(CASES)}")
+    made: list[Case] = []
+    kept = Kept(
+        ROOT / ".bench" / "durability.json", {"machine": machine(), "size": asdict(size), "cases": []}
+    )
+    with ended_by_signals():
+        for name in names:
+            made += CASES[name](size)
+            kept.results["cases"] = [asdict(c) for c in made]
+            kept.write()
     if chosen.json:
-        print(json.dumps({"cases": [asdict(c) for c in made]}))
+        print(json.dumps({"cases": kept.results["cases"]}))
         return
     for c in made:
         spread = f"  ({c.spread[0]:.3f} to {c.spread[-1]:.3f})" if c.spread else ""
