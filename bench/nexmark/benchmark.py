@@ -7,12 +7,13 @@ Whatever a run wrote is reduced to the final result and compared with DuckDB's a
 that is not equal still shows its speed, but no ratio.
 
 Both sides may choose how many files an epoch or batch takes (`--files`, `--their-files`), theirs where its state is as
-well: each choice is run, and the one with the best median counts.
+well: each choice is run in the first round, those near the best of them in later ones, and the one with the best
+median counts.
 
 With `--crash` our driver is killed with SIGKILL halfway, once for each query, and started again: the result must be
-equal all the same. `--check-parallelism 1,4` runs ours once with each of those too, and kills it once if `--crash` is
-given, only to see whether the result is equal. The JSON is one object with a list `queries`, and a `summary` with the
-median ratio over the stateful queries that both sides ran.
+equal all the same. `--check-parallelism 1,4` runs ours once with each of those too, all queries in one session, only to
+see whether the result is equal; the crashes are then dealt out to all parallelisms in turn. The JSON is one object with
+a list `queries`, and a `summary` with the median ratio over the stateful queries that both sides ran.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class Result:
     theirs_equal: bool | None = None
     crash: dict[str, Any] | None = None
     checks: list[dict[str, Any]] = field(default_factory=list)
-    """Ours with other parallelisms: whether it was equal, and after a crash."""
+    """Ours with other parallelisms: whether it was equal."""
     our_mode: str = ""
     """Ours that was the fastest: how many files an epoch takes."""
     our_modes: dict[str, float] = field(default_factory=dict)
@@ -176,20 +177,25 @@ def our_run(query: str, folder: Path, plan: Plan, parallelism: int, files: int) 
     """A run of ours to its end, in a process of its own; raises `RuntimeError` with the end of what it said."""
     command = our_command(query, folder, plan, parallelism, files)
     say(f"holdfast {query}, parallelism {parallelism}, {files} files an epoch")
+    lines, why = said_by(command, folder)
+    if why or not lines:
+        raise RuntimeError(why or "it said nothing")
+    return lines[-1]
+
+
+def said_by(command: list[str], folder: Path) -> tuple[list[dict[str, Any]], str]:
+    """The JSON lines of a process that was run to its end, and why it did not get there, with the end of what it said."""
     process = spawn(command, folder)
-    log = folder / "log.txt"
+    log, why = folder / "log.txt", ""
     try:
-        process.wait(TIMEOUT_S)
+        if process.wait(TIMEOUT_S):
+            why = f"it ended with {process.returncode}:\n{log.read_text()[-2000:]}"
     except subprocess.TimeoutExpired:
-        raise RuntimeError(f"it took more than {TIMEOUT_S:.0f} s:\n{log.read_text()[-2000:]}") from None
+        why = f"it took more than {TIMEOUT_S:.0f} s:\n{log.read_text()[-2000:]}"
     finally:
         if process.poll() is None:
             kill(process)
-    lines = [line for line in log.read_text().splitlines() if line.startswith("{")]
-    if process.returncode or not lines:
-        raise RuntimeError(f"it ended with {process.returncode}:\n{log.read_text()[-2000:]}")
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+    return [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")], why
 
 
 def our_check(query: str, folder: Path, plan: Plan, known: Truth, files: int) -> tuple[bool, str]:
@@ -204,9 +210,10 @@ def our_check(query: str, folder: Path, plan: Plan, known: Truth, files: int) ->
 
 
 def ours(result: Result, plan: Plan, known: Truth) -> None:
-    """A run of ours with each choice of files, measured and checked."""
+    """A run of ours with each choice of files that may still be the best, measured and checked."""
     for files in plan.files:
-        our_one(result, plan, known, files)
+        if may_be_best(result.our_modes, str(files)):
+            our_one(result, plan, known, files)
 
 
 def our_one(result: Result, plan: Plan, known: Truth, files: int) -> None:
@@ -233,56 +240,74 @@ def our_one(result: Result, plan: Plan, known: Truth, files: int) -> None:
     say(f"  {found['events_per_s'] or 0:,} events/s, {'equal' if same else 'NOT equal'}")
 
 
-def crashed(result: Result, plan: Plan, known: Truth) -> None:
+def crashed(result: Result, plan: Plan, known: Truth, parallelism: int) -> None:
     """Kill our driver halfway, start it again, and check what came of it."""
+    result.crash = {"parallelism": parallelism, **crash_of(result.query, plan, known, parallelism)}
+
+
+def crash_of(query: str, plan: Plan, known: Truth, parallelism: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="holdfast-nexmark-") as name:
         folder, files = Path(name), plan.files[0]
         commits = folder / "dir" / "log" / "commits"
-        say(f"holdfast {result.query}, parallelism {result.parallelism}, to be killed")
-        process = spawn(our_command(result.query, folder, plan, result.parallelism, files), folder)
+        say(f"holdfast {query}, parallelism {parallelism}, to be killed")
+        process = spawn(our_command(query, folder, plan, parallelism, files), folder)
         try:
             wait_for(commits, max(1, plan.epochs // 2), process, folder)
         except SystemExit as error:
-            result.crash = {"equal": False, "why": str(error).splitlines()[0]}
-            return
+            return {"equal": False, "why": str(error).splitlines()[0]}
         finally:
             kill(process)
         killed_at = newest(commits)
         began = time.monotonic()
         try:
-            our_run(result.query, folder, plan, result.parallelism, files)
+            our_run(query, folder, plan, parallelism, files)
         except RuntimeError as error:
-            result.crash = {"equal": False, "killed_at": killed_at, "why": str(error).splitlines()[0]}
-            return
-        same, why = our_check(result.query, folder, plan, known, files)
-        result.crash = {
+            return {"equal": False, "killed_at": killed_at, "why": str(error).splitlines()[0]}
+        took_s = time.monotonic() - began
+        same, why = our_check(query, folder, plan, known, files)
+        say(f"  killed at epoch {killed_at} of {plan.epochs}, {'equal' if same else 'NOT equal: ' + why}")
+        return {
             "equal": same,
             "killed_at": killed_at,
             "epochs": newest(commits),
-            "second_run_s": round(time.monotonic() - began, 1),
+            "second_run_s": round(took_s, 1),
             "why": why.splitlines()[0] if why else "",
         }
-    say(f"  killed at epoch {killed_at} of {plan.epochs}, {'equal' if same else 'NOT equal: ' + why}")
 
 
-def checked(result: Result, plan: Plan, known: Truth) -> None:
-    """Ours once with each of the other parallelisms, and once more with a crash if that is asked for."""
+def our_runs(queries: list[str], folder: Path, plan: Plan, parallelism: int) -> dict[str, str]:
+    """Runs of ours to their ends, one after the other in one process: why each failed, if it did."""
+    command = our_command(",".join(queries), folder, plan, parallelism, plan.files[0])
+    lines, why = said_by(command, folder)
+    told = {line["query"]: line.get("error", "") for line in lines}
+    return {query: told.get(query, why or "it said nothing") for query in queries}
+
+
+def checked(results: list[Result], plan: Plan, known: Truth) -> None:
+    """Every query of ours once with each of the other parallelisms."""
     for parallelism in plan.check_parallelism:
-        other = Result(result.query, parallelism, result.stateful, result.about)
-        our_one(other, plan, known, plan.files[0])
-        if plan.crash:
-            crashed(other, plan, known)
-        found = {"parallelism": parallelism, "equal": other.equal, "crash": other.crash, "note": other.note}
-        result.checks.append(found)
+        say(f"holdfast, all queries, parallelism {parallelism}")
+        with tempfile.TemporaryDirectory(prefix="holdfast-nexmark-") as name:
+            failed = our_runs([r.query for r in results], Path(name), plan, parallelism)
+            for result in results:
+                same, why = False, failed[result.query]
+                if not why:
+                    same, why = our_check(result.query, Path(name) / result.query, plan, known, plan.files[0])
+                note = "" if same else why.splitlines()[0]
+                result.checks.append({"parallelism": parallelism, "equal": same, "note": note})
+                if not same:
+                    say(f"  {result.query} is NOT equal: {why}")
 
 
 # Theirs
 
 
 def theirs(result: Result, plan: Plan, known: Truth) -> None:
-    """A run of Structured Streaming in each of its modes, measured and checked."""
+    """A run of Structured Streaming in each of its modes that may still be the best, measured and checked."""
     stores = plan.stores if result.stateful else plan.stores[:1]
     for store, files in [(s, f) for s in stores for f in plan.their_files]:
+        if not may_be_best(result.modes, f"{store} {files}"):
+            continue
         with tempfile.TemporaryDirectory(prefix="nexmark-theirs-") as name:
             out = Path(name) / "out"
             try:
@@ -346,13 +371,26 @@ def _best(result: Result, side: str) -> tuple[dict[str, float], str]:
     return medians, best
 
 
+NEAR = 0.8
+"""What is slower than this share of the best is not run again: another round would not make it the best."""
+
+
+def may_be_best(medians: dict[str, float], choice: str) -> bool:
+    """Whether a choice is worth another round, by what was measured so far.
+
+    >>> [may_be_best({"4": 100.0, "10": 85.0, "20": 70.0}, choice) for choice in ("4", "10", "20")]
+    [True, True, False]
+    >>> may_be_best({}, "4")
+    True
+    """
+    return not medians or medians.get(choice, 0.0) >= NEAR * max(medians.values())
+
+
 def summary(results: list[Result]) -> dict[str, Any]:
     """All of it in a few figures."""
     both = [r for r in results if r.stateful and r.ratio is not None]
     checks = [check for r in results for check in r.checks]
-    crashes = [
-        crash for crash in [r.crash for r in results] + [c["crash"] for c in checks] if crash is not None
-    ]
+    crashes = [r.crash for r in results if r.crash is not None]
     return {
         "median_ratio_stateful": round(statistics.median(r.ratio for r in both if r.ratio), 2)
         if both
@@ -382,24 +420,31 @@ def measured(plan: Plan, kept: Kept, peers: bool) -> list[Result]:
         for query in plan.queries
         for parallelism in plan.parallelism
     ]
+    dealt = (*plan.parallelism[:1], *plan.check_parallelism)
     for number in range(plan.rounds):
-        for result in results:
+        for place, result in enumerate(results):
             say(f"{result.query}, round {number + 1} of {plan.rounds}")
             sides: list[Side] = [ours, theirs] if peers and result.query not in LEFT_OUT else [ours]
             for side in sides if number % 2 == 0 else reversed(sides):
                 side(result, plan, known)
             if plan.crash and number == 0:
-                crashed(result, plan, known)
-            if number == 0 and result.parallelism == plan.parallelism[0]:
-                checked(result, plan, known)
+                several = len(plan.parallelism) > 1
+                crashed(result, plan, known, result.parallelism if several else dealt[place % len(dealt)])
             for why in (LEFT_OUT.get(result.query), LIMITS.get(result.query)) if peers else ():
                 if why:
                     result.say(why)
             settle(result)
-            kept.results["queries"] = [asdict(r) for r in results]
-            kept.results["summary"] = summary(results)
-            kept.write()
+            _keep(kept, results)
+        if number == 0:
+            checked([r for r in results if r.parallelism == plan.parallelism[0]], plan, known)
+            _keep(kept, results)
     return results
+
+
+def _keep(kept: Kept, results: list[Result]) -> None:
+    kept.results["queries"] = [asdict(r) for r in results]
+    kept.results["summary"] = summary(results)
+    kept.write()
 
 
 def table(results: list[Result]) -> str:
@@ -411,10 +456,9 @@ def table(results: list[Result]) -> str:
     for r in results:
         right = "yes" if r.equal else "NO"
         if r.crash is not None:
-            right += ", crashed: " + ("yes" if r.crash["equal"] else "NO")
+            right += f", crashed with {r.crash['parallelism']}: " + ("yes" if r.crash["equal"] else "NO")
         for check in r.checks:
-            fine = check["equal"] and (check["crash"] is None or check["crash"]["equal"])
-            right += f", with {check['parallelism']}: " + ("yes" if fine else "NO")
+            right += f", with {check['parallelism']}: " + ("yes" if check["equal"] else "NO")
         speeds = [f"{v:,.0f}" if v is not None else "" for v in (r.ours, r.theirs)]
         ratio = f"{r.ratio:g}x" if r.ratio is not None else ""
         mine, mode = (f" ({m})" if m else "" for m in (r.our_mode, r.mode))

@@ -1,7 +1,8 @@
 """Our side of `bench nexmark`, in a process of its own: `python -m bench.nexmark.side q5 --folder F --data D …`.
 
 Runs one query to its end and writes its result as Parquet below `--folder`; run again over the same folder, it goes
-on where it was killed. Prints one JSON line. Speed is events over seconds from the first commit to that of the
+on where it was killed. Prints one JSON line. Several queries, with commas between, are run one after the other in one
+session, each in a folder of its name, with a line each; one that fails is told of and does not end the others. Speed is events over seconds from the first commit to that of the
 last epoch that read something; events of the first epoch don't count, so starting up does not either.
 """
 
@@ -117,7 +118,7 @@ def measure(
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.nexmark.side", description=__doc__)
-    parser.add_argument("query", choices=list(QUERIES))
+    parser.add_argument("query", help=f"one or more of {', '.join(QUERIES)}")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--source", choices=("files", "generator"), default="files")
@@ -125,17 +126,34 @@ def main() -> None:
     parser.add_argument("--parallelism", type=int, default=2)
     parser.add_argument("--backend", default="heap")
     chosen = parser.parse_args()
-    found = measure(
-        chosen.query,
-        chosen.folder,
-        chosen.data,
-        source=chosen.source,
-        files=chosen.files,
-        parallelism=chosen.parallelism,
-        backend=chosen.backend,
-    )
-    print(json.dumps(found), flush=True)
+    options = {
+        "source": chosen.source,
+        "files": chosen.files,
+        "parallelism": chosen.parallelism,
+        "backend": chosen.backend,
+    }
+    queries = chosen.query.split(",")
+    if unknown := [q for q in queries if q not in QUERIES]:
+        parser.error(f"there is no query {', '.join(unknown)}")
+    if len(queries) == 1:
+        print(json.dumps(measure(chosen.query, chosen.folder, chosen.data, **options)), flush=True)
+    else:
+        in_one_session(queries, chosen.folder, chosen.data, options)
     os._exit(0)
+
+
+def in_one_session(queries: list[str], folder: Path, data: Path, options: dict[str, Any]) -> None:
+    """One query after the other; a line for each."""
+    from holdfast.config import Settings
+    from holdfast.engine.session import make_session
+
+    spark = make_session(Settings(master=f"local[{options['parallelism']}]"), "nexmark")
+    for query in queries:
+        try:
+            found = measure(query, folder / query, data, spark=spark, **options)
+        except Exception as error:  # whatever it is, the next query may be fine
+            found = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps({"query": query, **found}), flush=True)
 
 
 if __name__ == "__main__":

@@ -177,16 +177,16 @@ def test_the_summary_is_over_stateful_queries_that_both_ran() -> None:
     found = [
         result("q0", [900], {"hdfs 4": [1]}),
         result("q3", [200], {"hdfs 4": [100]}),
-        result("q5", [600], {"hdfs 4": [100]}, crash={"equal": True}),
-        result("q7", [400], {"hdfs 4": [100]}, crash={"equal": False}),
+        result("q5", [600], {"hdfs 4": [100]}, crash={"equal": True, "parallelism": 2}),
+        result("q7", [400], {"hdfs 4": [100]}, crash={"equal": False, "parallelism": 4}),
         result("q4", [400], {}, theirs_equal=None),
         result("q8", [400], {"hdfs 4": [100]}, equal=False),
     ]
     found[1].checks = [
-        {"parallelism": 1, "equal": True, "crash": {"equal": True}},
-        {"parallelism": 4, "equal": True, "crash": {"equal": False}},
+        {"parallelism": 1, "equal": True},
+        {"parallelism": 4, "equal": False},
     ]
-    found[2].checks = [{"parallelism": 1, "equal": False, "crash": None}]
+    found[2].checks = [{"parallelism": 1, "equal": True}]
     assert summary(found) == {
         "median_ratio_stateful": 4.0,
         "stateful_on_both": 3,
@@ -196,11 +196,11 @@ def test_the_summary_is_over_stateful_queries_that_both_ran() -> None:
         "theirs_equal": 5,
         "checks_equal": 2,
         "checks": 3,
-        "crashes_equal": 2,
-        "crashes": 4,
+        "crashes_equal": 1,
+        "crashes": 2,
     }
     assert summary([])["median_ratio_stateful"] is None
-    assert "| q7 | 2 | yes, crashed: NO | 400 (4) | 100 (hdfs 4) | 4x |" in table(found)
+    assert "| q7 | 2 | yes, crashed with 4: NO | 400 (4) | 100 (hdfs 4) | 4x |" in table(found)
     assert "| q3 | 2 | yes, with 1: yes, with 4: NO | 200 (4) |" in table(found)
     assert {"query", "equal", "ours", "theirs", "ratio", "stateful", "spread", "note"} <= asdict(
         found[0]
@@ -267,35 +267,52 @@ def test_what_ours_wrote_is_checked(query: str, data: Path, monkeypatch: pytest.
     assert found.equal is False and "not equal" in found.note
 
 
-def test_other_parallelisms_are_checked_once_and_killed_if_that_is_asked_for(
+def test_other_parallelisms_are_checked_once_and_crashes_are_dealt_out(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = "--check-parallelism 1,4 --crash --rounds 2 --queries q5 --no-peers --files 2,1"
+    asked = "--check-parallelism 1,4 --crash --rounds 2 --queries q5,q3,q19,q1 --no-peers --files 2,1"
     plan = plan_of(data, monkeypatch, asked)
-    ran: list[tuple[int, int]] = []
+    ran: list[tuple[str, int, int]] = []
 
     def run(query: str, folder: Path, plan: benchmark.Plan, parallelism: int, files: int) -> dict[str, Any]:
-        ran.append((parallelism, files))
-        return in_process(query, folder, plan, parallelism, files)
+        ran.append((query, parallelism, files))
+        found = in_process(query, folder, plan, parallelism, files)
+        return {**found, "events_per_s": 100 if files == 2 or query == "q5" else 70}
 
-    killed: list[int] = []
+    def run_all(queries: list[str], folder: Path, plan: benchmark.Plan, parallelism: int) -> dict[str, str]:
+        for query in queries[:-1]:
+            run(query, folder / query, plan, parallelism, plan.files[0])
+        return {query: "it broke\nin detail" if query == queries[-1] else "" for query in queries}
 
-    def crash(result: Result, plan: benchmark.Plan, known: Truth) -> None:
-        killed.append(result.parallelism)
-        result.crash = {"equal": True}
+    killed: list[tuple[str, int]] = []
+
+    def crash(query: str, plan: benchmark.Plan, known: Truth, parallelism: int) -> dict[str, Any]:
+        killed.append((query, parallelism))
+        return {"equal": True}
 
     monkeypatch.setattr(benchmark, "our_run", run)
-    monkeypatch.setattr(benchmark, "crashed", crash)
+    monkeypatch.setattr(benchmark, "our_runs", run_all)
+    monkeypatch.setattr(benchmark, "crash_of", crash)
     monkeypatch.setattr(benchmark, "prepare", lambda *facts: None)
     monkeypatch.setattr(benchmark, "ROOT", data.parent)
-    (found,) = benchmark.measured(plan, Kept(data.parent / "kept.json", {}), peers=False)
-    assert ran == [(2, 2), (2, 1), (1, 2), (4, 2), (2, 2), (2, 1)]
-    assert killed == [2, 1, 4]
-    assert [(c["parallelism"], c["equal"], c["crash"]) for c in found.checks] == [
-        (1, True, {"equal": True}),
-        (4, True, {"equal": True}),
+    found = benchmark.measured(plan, Kept(data.parent / "kept.json", {}), peers=False)
+    assert [(parallelism, files) for query, parallelism, files in ran if query == "q5"] == [
+        *[(2, 2), (2, 1)],
+        *[(1, 2), (4, 2)],
+        *[(2, 2), (2, 1)],
     ]
-    assert found.equal and found.our_modes == {"2": 100, "1": 100}
+    assert [r for r in ran if r[0] == "q3"][-1:] == [("q3", 2, 2)], (
+        "what is far from the best is not run again"
+    )
+    assert killed == [("q5", 2), ("q3", 1), ("q19", 4), ("q1", 2)]
+    assert [r.crash for r in found[:2]] == [
+        {"parallelism": 2, "equal": True},
+        {"parallelism": 1, "equal": True},
+    ]
+    *fine, broken = ([(c["parallelism"], c["equal"], c["note"]) for c in r.checks] for r in found)
+    assert fine == [[(1, True, ""), (4, True, "")]] * 3
+    assert broken == [(1, False, "it broke"), (4, False, "it broke")]
+    assert found[0].equal and found[0].our_modes == {"2": 100, "1": 100}
 
 
 def test_a_side_that_fails_is_told_of_and_the_rest_goes_on(
