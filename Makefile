@@ -26,7 +26,8 @@ test: setup ## unit, spark and cluster tests that take seconds (PYTEST_ARGS="-k 
 	@$(PYTEST) -m "not slow" tests/cluster tests/spark $(PYTEST_ARGS) $(NONE_IS_FINE)
 
 test-slow: setup ## the tests that take minutes
-	@$(PYTEST) -m slow $(PYTEST_ARGS)
+	@$(PYTEST) -m slow -n 2 tests/unit $(PYTEST_ARGS) $(NONE_IS_FINE)
+	@$(PYTEST) -m slow tests/cluster tests/spark $(PYTEST_ARGS) $(NONE_IS_FINE)
 
 explore: setup ## unit tests with other examples each time; what they find becomes a test of its own
 	@HYPOTHESIS_PROFILE=explore $(PYTEST) -m "not slow" -n 2 --dist loadfile tests/unit $(PYTEST_ARGS)

@@ -72,8 +72,8 @@ def test_the_driver_is_killed_and_state_is_lost_and_only_the_undecided_epoch_ask
     "fault",
     [
         "source.start:raise",
-        "shard.applied:raise",
-        "shard.start:lose-shuffle",
+        pytest.param("shard.applied:raise", marks=pytest.mark.slow),
+        pytest.param("shard.start:lose-shuffle", marks=pytest.mark.slow),
         "shard.start@second:lose-shuffle",
     ],
 )

@@ -247,6 +247,7 @@ def _words(process: psutil.Process) -> list[str]:
         return []
 
 
+@pytest.mark.slow
 def test_the_calm_demo_runs_and_sums_up(folder: Path) -> None:
     done = holdfast(folder, "demo", "--no-faults", "--seconds", "3", "--json")
     assert done.returncode == 0, done.stderr

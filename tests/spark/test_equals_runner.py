@@ -115,7 +115,15 @@ ROWS = [{"id": i, "k": 1 if i % 2 else i % 7, "name": "ann", "v": i * 0.5, "n": 
 TWO_STAGES = Recipe([ROWS], 50, 2, ["map", "branch"], "process", "k", ["filter"], "process", 2, 500)
 
 
-@pytest.mark.parametrize("fault", FAULTS[1:])
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def each_once_and_the_rest_slowly() -> list[Any]:
+    """Every fault with both backends, in turns: half of it in `make test`."""
+    return [
+        pytest.param(backend, fault, marks=[pytest.mark.slow] if (place + other) % 2 else [])
+        for place, fault in enumerate(FAULTS[1:])
+        for other, backend in enumerate(["heap", "rocksdb"])
+    ]
+
+
+@pytest.mark.parametrize(("backend", "fault"), each_once_and_the_rest_slowly())
 def test_two_keyed_stages_with_a_fault_in_the_middle(spark: Any, backend: str, fault: str) -> None:
     assert check_with(spark, TWO_STAGES, backend, fault), "the fault did not come"

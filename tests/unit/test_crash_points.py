@@ -1,7 +1,8 @@
 """The driver killed, and frozen, replaced and woken, at every named step. Real processes, real signals.
 
 Here over the in-process runner, as the driver's own code is the same; `tests/spark/test_crash_points.py` does it on
-Spark. Every point once in `make test`, the rest of the matrix in `make test-slow`.
+Spark. `make test` kills and freezes at every point with one of the backends, in one life after the other; in
+`make test-slow` every point, backend and signal has a pipeline of its own.
 """
 
 import signal
@@ -9,29 +10,44 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.faults.points import DRIVER_POINTS
 from holdfast.log.journal import Journal
 from tests import victim
-from tests.crashes import BACKENDS, FIRST_LIFE, MATRIX, check_state, crash, first_life, freeze, run, start
+from tests.crashes import (
+    BACKENDS,
+    FIRST_LIFE,
+    MATRIX,
+    WALK,
+    check_state,
+    crash,
+    crash_along,
+    first_life,
+    freeze,
+    freeze_along,
+    run,
+    start,
+)
 from tests.spark.test_equals_runner import bytes_in
 
 PUBLISHING = ["publish.before_sink@6", "publish.after_sink@6", "commit.before_record", "commit.after_record"]
 """In the order in which they come where output is published before the decision. A start publishes to four sinks again."""
 UNDECIDED = ["plan.before_record", "plan.after_record", "epoch.after_run", "commit.before_record"]
 """Where the next record that a driver creates is one of its epoch."""
-KILLED = [(point, BACKENDS[place // 2 % 2]) for place, point in enumerate(DRIVER_POINTS) if place % 2 == 0]
-FROZEN = [(point, BACKENDS[place // 2 % 2]) for place, point in enumerate(DRIVER_POINTS) if place % 2 == 1]
-"""In `make test` every point once: killed there or frozen, in turns, and so with the backends."""
+IN_TURN = list(zip(BACKENDS, (WALK[::2], WALK[1::2]), strict=True))
+"""Every second point with one backend, the others with the other."""
 
 
-@pytest.mark.parametrize(("point", "backend"), KILLED)
-def test_the_driver_is_killed_at(tmp_path: Path, point: str, backend: str) -> None:
-    crash(tmp_path, backend, point)
+@pytest.mark.parametrize(("backend", "points"), IN_TURN, ids=BACKENDS)
+def test_the_driver_is_killed_at_one_point_after_the_other(
+    tmp_path: Path, backend: str, points: list[str]
+) -> None:
+    crash_along(tmp_path, backend, points)
 
 
-@pytest.mark.parametrize(("point", "backend"), FROZEN)
-def test_the_driver_is_frozen_replaced_and_woken_at(tmp_path: Path, point: str, backend: str) -> None:
-    freeze(tmp_path, backend, point)
+@pytest.mark.parametrize(("backend", "points"), IN_TURN, ids=BACKENDS)
+def test_the_driver_is_frozen_replaced_and_woken_at_one_point_after_the_other(
+    tmp_path: Path, backend: str, points: list[str]
+) -> None:
+    freeze_along(tmp_path, backend, points)
 
 
 @pytest.mark.parametrize(("point", "backend"), list(zip(PUBLISHING, BACKENDS * 2, strict=True)))
@@ -65,14 +81,12 @@ def test_a_driver_that_wakes_up_when_the_log_of_its_epoch_is_trimmed_changes_not
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("point", "backend"), [one for one in MATRIX if one not in KILLED])
-def test_the_driver_is_killed_at_every_other_point(tmp_path: Path, point: str, backend: str) -> None:
+@pytest.mark.parametrize(("point", "backend"), MATRIX)
+def test_the_driver_is_killed_at(tmp_path: Path, point: str, backend: str) -> None:
     crash(tmp_path, backend, point)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("point", "backend"), [one for one in MATRIX if one not in FROZEN])
-def test_the_driver_is_frozen_replaced_and_woken_at_every_other_point(
-    tmp_path: Path, point: str, backend: str
-) -> None:
+@pytest.mark.parametrize(("point", "backend"), MATRIX)
+def test_the_driver_is_frozen_replaced_and_woken_at(tmp_path: Path, point: str, backend: str) -> None:
     freeze(tmp_path, backend, point)
