@@ -7,6 +7,8 @@ PYTEST := $(BIN)/python -m pytest
 PYTEST_ARGS ?=
 # What PYTEST_ARGS picks may all be in the other half: pytest says 5 if it has nothing to run.
 NONE_IS_FINE := || test $$? = 5
+# Most of a JVM's start is spent compiling for a long life, which those of tests don't have.
+SHORT_LIVED := JAVA_TOOL_OPTIONS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
 .DEFAULT_GOAL := help
@@ -23,7 +25,7 @@ demo: setup ## run the vehicle-map demo
 
 test: setup ## unit, spark and cluster tests that take seconds (PYTEST_ARGS="-k name" picks some)
 	@$(PYTEST) -m "not slow" -n 2 --dist loadfile tests/unit $(PYTEST_ARGS) $(NONE_IS_FINE)
-	@$(PYTEST) -m "not slow" tests/cluster tests/spark $(PYTEST_ARGS) $(NONE_IS_FINE)
+	@$(SHORT_LIVED) $(PYTEST) -m "not slow" tests/cluster tests/spark $(PYTEST_ARGS) $(NONE_IS_FINE)
 
 test-slow: setup ## the tests that take minutes
 	@$(PYTEST) -m slow -n 2 tests/unit $(PYTEST_ARGS) $(NONE_IS_FINE)
