@@ -72,7 +72,7 @@ FULL = Form(
     sizes=("0.75GB", "2.88GB", "10.6GB"),
     lengths=(10, 50, 100, 200, 400, 800),
     trials=40,
-    pause_s=(2.0, 40.0),
+    pause_s=(2.0, 20.0),
     reports=20_000,
     rounds=3,
     history_epochs=20,
@@ -88,7 +88,7 @@ SMALL = Form(
     rounds=1,
     history_epochs=10,
     draw_s=90.0,
-    phase_s=90.0,
+    phase_s=60.0,
 )
 QUICK = replace(SMALL, sizes=("8MB",), lengths=(5, 20), trials=2, pause_s=(1.0, 4.0), history_epochs=5)
 

@@ -32,8 +32,8 @@ APP = Path(__file__).with_name("paper_app.py")
 HOSTS, CORES = 2, 2
 RECOVERY_TIMEOUT_S = 900.0
 """Who is not back by then does not come back; without a deadline that is a result too."""
-_SETTLED = 3
-"""So many epochs pass on the full map before its first backup."""
+_SETTLED = 30
+"""So many epochs pass on the full map before its first backup: by then what drawing it has taught of costs is forgotten."""
 _LOOK_EVERY_S, _LOOKS = 0.1, 30
 
 Point = dict[str, Any]
