@@ -7,11 +7,20 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import holdfast as hf
 from tests.drivers import Life, Waiting, live
 from tests.spark.test_equals_runner import bytes_in
 from tests.windowed import sinks_in
 
+BOTH_WAYS = [
+    ("4 epochs", "heap"),
+    ("never", "rocksdb"),
+    pytest.param("4 epochs", "rocksdb", marks=pytest.mark.slow),
+    pytest.param("never", "heap", marks=pytest.mark.slow),
+]
+"""With a checkpoint to begin from and without, and the backends; half of it in `make test`."""
 Build = Callable[[Any], hf.Pipeline]
 LOSSES = {"trim_log": False, "max_records": 32, "checkpoint_on_stop": False, "runner": Waiting}
 

@@ -10,12 +10,11 @@ import pytest
 import holdfast as hf
 from tests.drivers import live
 from tests.joined import OPERATORS, SINKS, build
-from tests.rebuilt import check, rebuilt
+from tests.rebuilt import BOTH_WAYS, check, rebuilt
 from tests.windowed import sinks_in
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
-@pytest.mark.parametrize("checkpoint", ["4 epochs", "never"])
+@pytest.mark.parametrize(("checkpoint", "backend"), BOTH_WAYS)
 def test_the_library_is_the_same_after_everything_but_the_log_was_lost(
     tmp_path: Path, backend: str, checkpoint: str
 ) -> None:

@@ -9,14 +9,13 @@ import pytest
 import holdfast as hf
 from holdfast.time.units import MIN_TIME
 from tests.drivers import live
-from tests.rebuilt import LOSSES, check, rebuilt
+from tests.rebuilt import BOTH_WAYS, LOSSES, check, rebuilt
 from tests.windowed import build, sinks_in
 
 OPERATORS = ["totals", "trend", "visits", "quiet", "priced"]
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
-@pytest.mark.parametrize("checkpoint", ["4 epochs", "never"])
+@pytest.mark.parametrize(("checkpoint", "backend"), BOTH_WAYS)
 def test_event_time_is_the_same_after_everything_but_the_log_was_lost(
     tmp_path: Path, backend: str, checkpoint: str
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import holdfast as hf
 from tests.drivers import live
-from tests.rebuilt import check, rebuilt
+from tests.rebuilt import BOTH_WAYS, check, rebuilt
 from tests.windowed import events, sinks_in
 
 Row = dict[str, Any]
@@ -60,8 +60,7 @@ def build(sinks: Callable[[str], Any]) -> hf.Pipeline:
 OUTPUTS = ("told", "late", "sessions", "reduced", "summed", "busiest")
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
-@pytest.mark.parametrize("checkpoint", ["4 epochs", "never"])
+@pytest.mark.parametrize(("checkpoint", "backend"), BOTH_WAYS)
 def test_windows_are_the_same_after_everything_but_the_log_was_lost(
     tmp_path: Path, backend: str, checkpoint: str
 ) -> None:
