@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from holdfast.cli.loading import load
+from holdfast.errors import EngineError
 from holdfast.faults.cluster import Cluster
 from holdfast.faults.compare import compare
 from holdfast.faults.experiment import SETTINGS, Experiment
@@ -107,10 +108,8 @@ def test_a_frozen_driver_that_wakes_up_after_another_took_over_changes_nothing(
 
 
 def freeze_in_an_epoch(experiment: Experiment, processes: Sequence[psutil.Process]) -> None:
-    """As soon as an epoch is planned and not decided: tasks of it run, or are about to."""
-    until = time.monotonic() + 60
-    while experiment.last_planned() == experiment.last_epoch():
-        assert time.monotonic() < until
+    """As soon as an epoch is planned and not decided."""
+    await_planned(experiment)
     freeze(processes)
 
 
@@ -129,6 +128,50 @@ def with_state(experiment: Experiment) -> Executor:
 
 def alive(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
     return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.slow
+def test_a_run_without_executors_stops_when_asked_and_gives_up_by_itself(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """In the middle of a job, which Spark would let wait for ever, as well as between two."""
+    patient, impatient = ({**QUICK, "wait_for_executors": s} for s in ("10m", "3s"))
+    try:
+        with Experiment(cluster, APP, tmp_path, settings=patient, supervise=False) as asked:
+            await_planned(asked)
+            lose_all(cluster)
+            asked.journal.ask_to_stop()
+            assert asked.ended(60) == 0
+        start_all(cluster)
+        with Experiment(cluster, APP, tmp_path, settings=impatient, supervise=False) as left:
+            await_planned(left)
+            lose_all(cluster)
+            assert left.ended(60) == EngineError.exit_code
+            assert "has given no executor for 3 s" in left.tails()
+    finally:
+        start_all(cluster)
+    with Experiment(cluster, APP, tmp_path, settings=QUICK) as back:
+        await_more(back)
+        back.stop()
+    exact(back)
+
+
+def await_planned(experiment: Experiment) -> None:
+    """Until an epoch is planned and not decided: its job runs, or is about to."""
+    until = time.monotonic() + 60
+    while experiment.last_planned() == experiment.last_epoch():
+        assert time.monotonic() < until
+
+
+def lose_all(cluster: Cluster) -> None:
+    for number in cluster.hosts:
+        cluster.lose_host(number)
+
+
+def start_all(cluster: Cluster) -> None:
+    for number in cluster.hosts:
+        if not cluster.processes(number):
+            cluster.start_worker(number)
 
 
 @pytest.mark.slow

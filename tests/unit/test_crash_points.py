@@ -20,11 +20,14 @@ from tests.crashes import (
     check_state,
     crash,
     crash_along,
+    end,
     first_life,
     freeze,
     freeze_along,
+    frozen_at,
     run,
     start,
+    wake,
 )
 from tests.spark.test_equals_runner import bytes_in
 
@@ -71,6 +74,18 @@ def test_at_least_once_a_driver_that_is_killed_around_the_decision_loses_no_outp
         assert len([call for call in called if call.startswith(f"{struck} ")]) == 2, (
             "once before the decision"
         )
+
+
+def test_at_least_once_a_driver_that_wakes_up_before_it_publishes_publishes_nothing(tmp_path: Path) -> None:
+    first_life(tmp_path, "heap", "at_least_once")
+    frozen = frozen_at(tmp_path, "heap", "epoch.after_run", "at_least_once")
+    try:
+        run(tmp_path, "heap", "at_least_once")
+        called = (tmp_path / "called").read_bytes()
+        wake(tmp_path, frozen)
+        assert (tmp_path / "called").read_bytes() == called
+    finally:
+        end(frozen)
 
 
 @pytest.mark.parametrize("point", UNDECIDED)

@@ -22,7 +22,7 @@ from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.lifecycle import FailedCheckpoint, PendingCheckpoint, Reason, Tolerance
 from holdfast.checkpoint.metadata import Checkpoint, StoredVersion
 from holdfast.checkpoint.policy import Deadline, Known, Trigger, due, parse_policy
-from holdfast.checkpoint.retention import sort_out, upload_folder
+from holdfast.checkpoint.retention import lacking, sort_out, upload_folder
 from holdfast.checkpoint.storage import Storage, open_storage
 from holdfast.checkpoint.upload import ShardUpload, Uploaded
 from holdfast.config import Settings
@@ -94,6 +94,7 @@ class Coordinator:
         self._uploads = 0
         self._storage: Storage | None = None
         self.code_changed = False
+        self._damaged = self._damage_told = False
 
     def start(self, last_epoch: int) -> None:
         """Take over from drivers of the past."""
@@ -118,6 +119,11 @@ class Coordinator:
         before, newest = self.newest_epoch, self._catalog.newest(last_epoch)
         self.newest_epoch = 0 if newest is None else newest.epoch
         return self.newest_epoch != before
+
+    def found_damage(self) -> bool:
+        """Whether since the last call a checkpoint was found that can't be loaded: replay starts elsewhere."""
+        found, self._damage_told = self._damage_told, False
+        return found
 
     def _calibrate(self, checkpoint: Checkpoint) -> None:
         """Measure how fast the store can be read, once in a life; whether it can is for recovery to find out."""
@@ -197,6 +203,7 @@ class Coordinator:
             asked=bool(wishes),
             stopping=stopping and self._settings.checkpoint_on_stop,
             code_changed=self.code_changed,
+            damaged=self._damaged,
             expires_ms=min((at for e, at in self._expiries.items() if e > self.newest_epoch), default=None),
             margin_ms=int((EXPIRY_MARGIN_S + 2 * backup_s) * 1000),
         )
@@ -374,7 +381,13 @@ class Coordinator:
         """Delete what no kept checkpoint needs: records first, so that none names a file that has gone."""
         self._journal.check_fence()
         completed = self._catalog.completed()
-        stored = [name for name, _ in self._store().list("")]
+        stored = dict(self._store().list(""))
+        if lacking(completed, stored):
+            stored = dict(self._store().list(""))  # a store may be slow to list what it has
+        bad = lacking(completed, stored)
+        if bad:
+            self._condemn(bad)
+            return
         left = sort_out(
             completed,
             self._settings.checkpoint_keep,
@@ -393,6 +406,19 @@ class Coordinator:
         self._store().delete(left.keys)
         reach("checkpoint.after_delete")
 
+    def _condemn(self, bad: dict[int, str]) -> None:
+        """Files have gone from the store. Nothing is deleted now, and the next checkpoint is made without these."""
+        for number, why in bad.items():
+            self._catalog.condemn(number, why)
+        if self.look_again(self.newest_epoch):
+            _log.error(
+                "The newest checkpoint can't be loaded: recovery would replay everything since epoch %d. The next one is "
+                "made at once. Look who deletes files from %s.",
+                self.newest_epoch,
+                self._store().describe(),
+            )
+            self._damaged = self._damage_told = True
+
     # How it ended
 
     def _ended(self, outcome: Outcome) -> None:
@@ -401,7 +427,7 @@ class Coordinator:
         self._on_outcome(outcome)
         if isinstance(outcome, Checkpoint):
             self._took_ms = outcome.completed_ms - outcome.started_ms
-            self._not_before_s, self.code_changed = 0.0, False
+            self._not_before_s, self.code_changed, self._damaged = 0.0, False, False
             return
         pause_s = min(_LAST_RETRY_S, FIRST_RETRY_S * 2 ** (self._tolerance.in_a_row - 1))
         self._not_before_s = time.monotonic() + pause_s

@@ -21,6 +21,7 @@ class Trigger(enum.Enum):
     STOPPING = "the pipeline was stopped"
     SOURCE_EXPIRES = "source data that a replay would need is about to expire"
     CODE_CHANGED = "the pipeline's code has changed"
+    DAMAGED = "the newest checkpoint was found to be damaged"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +115,8 @@ class Known:
     asked: bool = False
     stopping: bool = False
     code_changed: bool = False
+    damaged: bool = False
+    """Whether the newest checkpoint was found to be damaged."""
     expires_ms: int | None = None
     """When the first source range since that checkpoint can't be read any more."""
     margin_ms: int = 0
@@ -126,6 +129,8 @@ def due(policy: Policy, known: Known) -> Trigger | None:
         return None
     if known.asked:
         return Trigger.ASKED
+    if known.damaged:
+        return Trigger.DAMAGED
     if known.expires_ms is not None and known.now_ms + known.margin_ms >= known.expires_ms:
         return Trigger.SOURCE_EXPIRES
     if isinstance(policy, Manual):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from holdfast.checkpoint.metadata import Checkpoint
 
@@ -48,8 +48,26 @@ def sort_out(
         keys=sorted(
             k for k in stored if k not in needed and (g := generation_of(k)) is not None and g <= generation
         ),
-        replay_from=kept[0].epoch if kept else 0,
+        # A store that loses files loses those of a lone checkpoint too: then everything is replayed, as long as it can be.
+        replay_from=kept[0].epoch if kept and len(kept) >= keep else 0,
     )
+
+
+def lacking(completed: Sequence[Checkpoint], stored: Mapping[str, int]) -> dict[int, str]:
+    """The checkpoints that can't be loaded any more, by what their store has, and why: a file is gone, or cut short.
+
+    Args:
+        stored: the sizes of the files in the store, by key.
+    """
+    found = {}
+    for checkpoint in completed:
+        for file in checkpoint.files:
+            size = stored.get(file.key)
+            if size != file.size_bytes:
+                what = "is gone from the store" if size is None else f"has {size} bytes in the store"
+                found[checkpoint.number] = f"{file.key}, of {file.size_bytes} bytes, {what}"
+                break
+    return found
 
 
 def upload_folder(number: int, generation: int, upload: int = 1) -> str:

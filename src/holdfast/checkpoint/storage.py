@@ -16,6 +16,7 @@ import contextlib
 import os
 import re
 import secrets
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,9 @@ from holdfast.log.disk import sync_above, sync_folder
 CHUNK_BYTES = 1 << 20
 """How much of a file is held at once while it is read, written and summed up."""
 
+ABANDONED_S = 6 * 3600.0
+"""What nobody has written to for so long was begun by somebody who was killed."""
+_SWEEP_EVERY_S = 600.0
 _PART_BYTES = 8 << 20
 _MOST_PARTS = 9_000  # S3 takes 10,000
 _PARTS_AT_ONCE = 4
@@ -146,6 +150,7 @@ class LocalStorage:
     def __init__(self, root: Path) -> None:
         self._root = Path(os.path.abspath(root))
         self._way_is_synced = False
+        self._swept_s = 0.0
 
     def __reduce__(self) -> tuple[type[LocalStorage], tuple[Path]]:
         return LocalStorage, (self._root,)
@@ -191,6 +196,20 @@ class LocalStorage:
         for folder in sorted(folders, key=lambda f: len(f.parts), reverse=True):
             with contextlib.suppress(OSError):  # not empty, or gone
                 folder.rmdir()
+        if time.monotonic() - self._swept_s > _SWEEP_EVERY_S or not self._swept_s:
+            self._swept_s = time.monotonic()
+            self._sweep(time.time() - ABANDONED_S)
+
+    def _sweep(self, before_s: float) -> None:
+        """Remove files that somebody began to write and did not end, and the folders that only those were in."""
+        for folder, _, names in os.walk(self._root, topdown=False):
+            for name in names:
+                path = Path(folder, name)
+                with contextlib.suppress(OSError):
+                    if name.startswith(".") and path.stat().st_mtime < before_s:
+                        path.unlink()
+                        if path.parent != self._root:
+                            path.parent.rmdir()
 
     def describe(self) -> str:
         return f"the folder {self._root}"

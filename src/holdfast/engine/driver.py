@@ -52,7 +52,7 @@ from holdfast.engine.timing import (
     still_for,
     taken_up,
 )
-from holdfast.errors import EngineError, HoldfastError, JobLostError, SinkError
+from holdfast.errors import EngineError, HoldfastError, JobLostError, SinkError, StateLostError
 from holdfast.faults.kinds import Fault
 from holdfast.faults.points import reach
 from holdfast.io.base import Decided, Limit, Offer, Sink, Source
@@ -72,6 +72,12 @@ STILL_MS = 30_000
 _RUNS_TO_SETTLE = 4
 _LOST_JOBS = 6
 """So often a job of one epoch may be lost before the driver gives up."""
+_REBUILT = 20
+"""So often shards may be rebuilt for one epoch: enough to find that all kept checkpoints are damaged."""
+
+
+class Unwanted(HoldfastError):
+    """It was asked to stop, and what it waits for may never come."""
 
 
 class Runner(Protocol):
@@ -137,6 +143,14 @@ class Driver:
         """Ask to stop after the epoch under way."""
         self._stop.set()
 
+    def check_wanted(self) -> None:
+        """Raise if nobody wants this run to go on: it was asked to stop, or another has taken the pipeline over."""
+        if self._stop.is_set() or self._journal_says_stop():
+            raise Unwanted(
+                "The run was asked to stop while there was no executor.",
+                remedy="Start again once the cluster has some: the epoch under way runs then, as it was planned.",
+            )
+
     def start(self) -> None:
         """Stand at the last commit: publish what was decided, take over positions and schemas, bring back state."""
         reach("start.taken")
@@ -183,12 +197,15 @@ class Driver:
         since = range(self._coordinator.newest_epoch + 1, self.last_epoch + 1)
         return (c for c in map(self._journal.commit, since) if c is not None)
 
-    def _recover(self) -> None:
+    def _recover(self, damaged: str = "") -> None:
         """Have every shard stand where the last commit says. What was rebuilt may have shown that a checkpoint is damaged."""
-        if not self._recovery.recover(self._last):
+        if not self._recovery.recover(self._last, damaged):
             return
         if self._coordinator.look_again(self.last_epoch):
             self._note_expiries()
+        self._tell_what_is_replayed()
+
+    def _tell_what_is_replayed(self) -> None:
         if self._guard is not None and self._guard.estimates:
             newest = self._coordinator.newest(self.last_epoch)
             self._guard.rebuilt(self._since_backup(), newest)
@@ -222,6 +239,8 @@ class Driver:
                 self._run_epoch(plan)
                 done += 1
             self._finish()
+        except Unwanted as told:
+            _log.warning("%s", told.message)
         finally:
             self._coordinator.stop()
             self._upkeep.stop()
@@ -379,6 +398,7 @@ class Driver:
         ran = time.perf_counter()
         commit = decide(plan, done, self._journal.generation, self._published, (ran - planned) * 1e3)
         if self._settings.guarantee == "at_least_once":
+            self._journal.check_fence()  # who was replaced may have other output than what was decided on
             self._publish(commit)
         reach("commit.before_record")
         commit = self._journal.put_commit(commit)
@@ -471,6 +491,11 @@ class Driver:
         if self._last is None or self._last_plan is None:
             return
         guard = self._guard
+        if self._coordinator.found_damage():
+            self._note_expiries()
+            self._tell_what_is_replayed()
+            if guard is not None:
+                guard.decide()
         if guard is None:
             self._coordinator.consider(self._last, self._last_plan, stopping=stopping)
             return
@@ -490,7 +515,7 @@ class Driver:
         run again for all: the others still stand at the version before it.
         """
         pinned = self._pinned
-        unsettled = lost = 0
+        unsettled = lost = rebuilt = 0
         began_s = time.time()
         for run in range(1, 1000):
             if unsettled == _RUNS_TO_SETTLE:
@@ -516,7 +541,10 @@ class Driver:
             if isinstance(outcome, Lacking):
                 self._noticed(Fault.EXECUTOR_KILL, began_s)
                 self._journal.check_fence()
-                self._recover()
+                rebuilt += 1
+                if rebuilt >= _REBUILT:
+                    raise _lost_again(plan.epoch, outcome)
+                self._recover(outcome.damaged)
             if isinstance(outcome, Again):
                 pinned = outcome.schemas
                 unsettled += 1
@@ -592,6 +620,17 @@ class Driver:
                     error, node, f"Epoch {commit.epoch} is decided but can't be published"
                 ) from error
             reach("publish.after_sink")
+
+
+def _lost_again(epoch: int, lacking: Lacking) -> StateLostError:
+    uid, shard = lacking.shards[0]
+    return StateLostError(
+        f"Epoch {epoch} found state missing or damaged {_REBUILT} times, each time after it had been rebuilt.",
+        uid=uid,
+        remedy="Look at the disks of the executors' hosts: what is written there does not stay. Nothing was committed; "
+        "start again.",
+        detail=f"  the last time, shard {shard}: {lacking.damaged or 'it was not there'}",
+    )
 
 
 def _torn(epoch: int, torn: Mixed | Skipped) -> JobLostError:

@@ -224,6 +224,7 @@ class Handle:
             program,
             open_doors(sc, self.directory / "doors.json"),
             wait_for_home_s=self._settings.wait_for_home_s,
+            wait_for_executors_s=self._settings.wait_for_executors_s,
             say=self._say,
         )
         if not runner.pins and not is_local(sc):
@@ -248,7 +249,7 @@ class Handle:
         recovery = Recovery(
             program, runner, journal, catalog, tasks=cores, strict=strict, tell=self._recovering
         )
-        return Driver(
+        driver = Driver(
             program,
             runner,
             journal,
@@ -261,6 +262,8 @@ class Handle:
             on_quiet=self._quiet,
             say=self._say,
         )
+        runner.while_waiting = driver.check_wanted
+        return driver
 
     def _make_guard(self, sc: SparkContext, cores: int, program: Program) -> Guard:
         supervised = os.environ.get(SUPERVISED, "")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,11 +13,12 @@ import msgspec
 
 from holdfast.checkpoint.coordinator import Expired
 from holdfast.checkpoint.upload import Request, ShardUpload, Uploaded
+from holdfast.engine.absence import Absence, Go, Watch, go
 from holdfast.engine.doors import Doors, executors, is_local, open_doors
 from holdfast.engine.placement import Placement, place
 from holdfast.engine.program import Header, Part, Program, Report, SourceTask
 from holdfast.engine.worker import PREPARE, HostBody, ShardBody, SourceBody, UploadBody
-from holdfast.errors import JobLostError
+from holdfast.errors import EngineError, JobLostError
 from holdfast.log.records import Commit, Plan
 from holdfast.recovery.restore import Prepare, Prepared
 
@@ -35,9 +38,15 @@ class SparkRunner:
         doors: Doors | None = None,
         *,
         wait_for_home_s: float = 0.0,
+        wait_for_executors_s: float = 120.0,
         say: Callable[[str], None] = lambda message: None,
     ) -> None:
         self._sc, self._program = sc, program
+        self._wait_for_executors_s, self._absence = wait_for_executors_s, Absence()
+        self.while_waiting: Callable[[], None] = lambda: None
+        """Called now and then while there is no executor to run on; raises where nobody wants that any more."""
+        self._watch = Watch(self._waits_in_vain, self._end_jobs)
+        self._tag, self._tagged = f"holdfast-{secrets.token_hex(4)}", threading.local()
         self._doors = doors or open_doors(sc)
         self._local = is_local(sc)
         self._wait_for_home_s, self._say = wait_for_home_s, say
@@ -165,7 +174,13 @@ class SparkRunner:
         from py4j.protocol import Py4JJavaError
 
         try:
-            return self._doors.collect(tasks)
+            if self._local:
+                return self._doors.collect(tasks)
+            if not getattr(self._tagged, "done", False):
+                self._sc.addJobTag(self._tag)
+                self._tagged.done = True
+            with self._watch.job():
+                return self._doors.collect(tasks)
         except Py4JJavaError as error:
             text = str(error.java_exception)
             if self._sc._jsc.sc().isStopped():
@@ -197,28 +212,65 @@ class SparkRunner:
         """The live executors, once there is one on every host that has state, or has had its time to come back."""
         started = time.monotonic()
         try:
-            return self._await_homes(started + self._wait_for_home_s)
+            return self._await_homes(started)
         finally:
             self.waited_s += time.monotonic() - started
 
-    def _await_homes(self, until: float) -> list[tuple[str, str]]:
+    def _await_homes(self, started: float) -> list[tuple[str, str]]:
         told = False
         while True:
+            self._check_runs()
             live = executors(self._sc)
             self._learn_hosts([e for e in live if e[0] not in self._hosts])
-            here = {self._hosts[e[0]] for e in live}
+            here, homes = {self._hosts[e[0]] for e in live}, set(self._homes.values())
             self._deserted -= here
-            absent = set(self._homes.values()) - here - self._deserted
-            if not absent and live:
+            verdict = go(
+                here,
+                homes,
+                self._deserted,
+                waited_s=time.monotonic() - started,
+                wait_for_home_s=self._wait_for_home_s,
+                gone_for_s=self._absence.seen(bool(live)),
+                wait_for_executors_s=self._wait_for_executors_s,
+            )
+            if verdict is Go.ON:
+                self._deserted |= homes - here
                 return live
-            if time.monotonic() >= until:
-                self._deserted |= absent
-                if live:
-                    return live
+            if verdict is Go.GIVE_UP:
+                raise EngineError(
+                    f"{self._sc.master} has given no executor for {self._wait_for_executors_s:.0f} s.",
+                    remedy="Look at the cluster: are workers up, does its master know this application? Then start "
+                    "again, or raise wait_for_executors. Nothing is lost.",
+                )
             if not told:
                 told = True
                 self._say("waiting for executors on the hosts that have the state")
+            if not live:
+                self.while_waiting()
             time.sleep(0.1)
+
+    def _check_runs(self) -> None:
+        if self._sc._jsc.sc().isStopped():
+            raise EngineError(
+                "The Spark context was stopped under a running pipeline.",
+                remedy="Look why: its master may have removed the application. Start again; nothing is lost.",
+            )
+
+    def _waits_in_vain(self) -> bool:
+        """Whether a job should be ended: there is no executor, and none will come, or nobody wants one."""
+        live = bool(executors(self._sc))
+        if self._absence.seen(live) >= self._wait_for_executors_s:
+            return True
+        if live:
+            return False
+        try:
+            self.while_waiting()
+        except Exception:
+            return True
+        return False
+
+    def _end_jobs(self) -> None:
+        self._sc.cancelJobsWithTag(self._tag)
 
     def _learn_hosts(self, unknown: list[tuple[str, str]]) -> None:
         """Ask executors that are new which host they are on, as reports name hosts."""

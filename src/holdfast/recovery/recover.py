@@ -85,10 +85,16 @@ class Recovery:
         """How long the runner has waited for executors so far: that is no loading."""
         return float(getattr(self._runner, "waited_s", 0.0))
 
-    def recover(self, last: Commit | None) -> int:
-        """Have every shard stand at its committed version: how many had to be rebuilt."""
+    def recover(self, last: Commit | None, damaged: str = "") -> int:
+        """Have every shard stand at its committed version: how many had to be rebuilt.
+
+        `damaged`: what an epoch found wrong with the version of a shard, which may have come from a checkpoint.
+        """
         if last is None:
             return 0
+        newest = self._catalog.newest(last.epoch, last_resort=True) if damaged else None
+        if newest is not None:
+            self._blame(newest, damaged)
         started, rebuilt = time.monotonic(), 0
         self._smaller = 1
         for _ in range(_TRIES):
@@ -211,6 +217,9 @@ class Recovery:
         if self._fruitless[checkpoint.number] >= _FRUITLESS:
             self._catalog.condemn(checkpoint.number, why)
 
+    def _blame(self, checkpoint: Checkpoint, damage: str) -> None:
+        self._in_vain(checkpoint, f"its files are those that were uploaded, but hold damage ({damage})")
+
     def _drop(self, need: Needs) -> None:
         """Forget scratch copies. If that fails, they are overwritten by the next recovery."""
         asked = [Prepare(u, n, "", {}, scratch=True, drop=True) for u, ns in need.scratch.items() for n in ns]
@@ -225,7 +234,7 @@ class Recovery:
         only = need.only
         tasks: list[list[SourceTask]] = [[] for _ in range(self._tasks)]
         for epoch in epochs:
-            plan, header = self._plan(epoch), self._header(epoch, epochs, need)
+            plan, header = self._plan(epoch), self._header(epoch, epochs, need, checkpoint)
             packed = msgspec.msgpack.encode(header)
             ranges = [r for r in plan.ranges if r.source in need.sources]
             for number, task in enumerate(tasks):
@@ -243,9 +252,7 @@ class Recovery:
                 _log.warning("%s", report.diverged)
         damaged = [r.damaged for r in reports if r.damaged]
         if damaged and checkpoint is not None:
-            self._in_vain(
-                checkpoint, f"its files are those that were uploaded, but hold damage ({damaged[0]})"
-            )
+            self._blame(checkpoint, damaged[0])
         if any(r.lacking or r.skipped for r in reports):
             raise _Again
         replayed_s = time.monotonic() - self._waited_s() - started
@@ -254,17 +261,19 @@ class Recovery:
         replaying_s = self._progress.replaying_s + replayed_s
         self._said(replayed=self._progress.replayed + len(epochs), replaying_s=replaying_s)
 
-    def _header(self, epoch: int, epochs: Sequence[int], need: Needs) -> Header:
-        commit, before = self._commit(epoch), self._journal.commit(epoch - 1) if epoch > 1 else None
-        starting = stamps(before)
-        if before is None and epoch > 1:
-            checkpoint = self._catalog.newest(epoch - 1, last_resort=True)
-            if checkpoint is None:
-                raise _Again
-            starting = {
+    def _starting(self, epoch: int, checkpoint: Checkpoint | None) -> dict[str, list[str]]:
+        """The versions with which the replay of an epoch begins: those that were loaded, or that the one before made."""
+        if checkpoint is not None and checkpoint.epoch == epoch - 1:
+            return {
                 u: ["" if v is None else v.stamp for v in versions]
                 for u, versions in checkpoint.shards.items()
             }
+        return stamps(self._commit(epoch - 1) if epoch > 1 else None)
+
+    def _header(
+        self, epoch: int, epochs: Sequence[int], need: Needs, checkpoint: Checkpoint | None
+    ) -> Header:
+        commit, starting = self._commit(epoch), self._starting(epoch, checkpoint)
         return Header(
             epoch=epoch,
             generation=self._journal.generation,

@@ -187,6 +187,8 @@ class _Entries(EntryTable):
         prefix = entry_key(self._state.group, self.number, key)
         cursor = self._state.db.iter()
         cursor.seek_for_prev(prefix + _LAST_PLACE)
+        if not cursor.valid():
+            cursor.status()  # it may not be the end, but damage
         found = cursor.key() if cursor.valid() else b""
         return _decode_place(found[len(prefix) :]) + 1 if found.startswith(prefix) else 0
 
@@ -218,6 +220,7 @@ def scan(db: rd.Rdict, prefix: bytes, end: bytes | None = None) -> Iterator[tupl
             return
         yield key, cursor.value()
         cursor.next()
+    cursor.status()  # a damaged block ends a scan as if nothing came behind it
 
 
 class RocksState(ShardState):

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.data import schemas
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, StateError
 from holdfast.state import versions
 from holdfast.state.keygroups import key_groups
 from holdfast.state.tables import Table, TableSpec, key_columns, key_names
@@ -296,12 +296,16 @@ class _Merging(threading.Thread):
         return files
 
 
-def is_damage(error: Exception) -> bool:
+class DamageFound(StateError):
+    """A function of the user's asked for state whose files are gone, or are not what was written."""
+
+
+def is_damage(error: BaseException) -> bool:
     """Whether RocksDB found that its files are gone, or are not what it wrote. It has no types for that."""
+    if isinstance(error, HoldfastError):
+        return isinstance(error, DamageFound)
     text = str(error)
-    return not isinstance(error, HoldfastError) and (
-        "Corruption:" in text or "IO error: No such file" in text
-    )
+    return "Corruption:" in text or "IO error: No such file" in text
 
 
 def epoch_of(stamp: str) -> int:

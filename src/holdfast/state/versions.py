@@ -39,6 +39,8 @@ FAN = 7
 _TIER_BYTES = 64 << 10
 """Files below this are all of the lowest tier; each tier above holds files up to `FAN` times as large."""
 MERGED_GRACE_S = 600.0
+ABANDONED_S = 6 * 3600.0
+"""What nobody has written to for so long was begun by somebody who was killed."""
 _CONDEMNED = "x-condemned"
 
 
@@ -197,6 +199,9 @@ class Folder:
                 keep |= manifest.names()
         now = time.time()
         for name in os.listdir(self.path):
+            if name.startswith("."):
+                _sweep(self.path / name, now)
+                continue
             epoch = _epoch_of(name)
             if name in keep or epoch is None or epoch > committed.epoch:
                 continue
@@ -211,6 +216,13 @@ def _epoch_of(name: str) -> int | None:
         return None
     digits = name[2:].split("-", 1)[0]
     return int(digits) if digits.isdigit() else None
+
+
+def _sweep(path: Path, now: float) -> None:
+    """Remove what somebody began to write, or to fetch, and was killed over long ago."""
+    with contextlib.suppress(OSError):
+        if now - os.stat(path).st_mtime > ABANDONED_S:
+            _remove(path)
 
 
 def _remove(path: Path) -> None:

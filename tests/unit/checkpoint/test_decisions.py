@@ -27,7 +27,7 @@ from holdfast.checkpoint.policy import (
     due,
     parse_policy,
 )
-from holdfast.checkpoint.retention import generation_of, sort_out, upload_folder
+from holdfast.checkpoint.retention import generation_of, lacking, sort_out, upload_folder
 from holdfast.errors import ConfigError
 from holdfast.state.versions import Manifest
 
@@ -131,7 +131,19 @@ def test_no_file_of_a_kept_checkpoint_is_ever_deleted(data: st.DataObject, keep:
     assert newer not in left.keys and "somebody-elses" not in left.keys
     assert set(left.keys) == set(stored) - needed
     assert left.records == [c.number for c in completed[:-keep]]
-    assert left.replay_from == (kept[0].epoch if kept else 0)
+    assert left.replay_from == (kept[0].epoch if len(kept) == keep else 0), "a lone one may be lost"
+
+
+@given(st.data())
+def test_a_checkpoint_that_lost_a_file_or_a_part_of_one_is_told_by_the_listing(data: st.DataObject) -> None:
+    keys = [f"{upload_folder(n, 1)}/u/00000/d-{n}" for n in range(1, 6)]
+    of = st.lists(st.sampled_from(keys), unique=True)
+    completed = [made(n, 1, data.draw(of)) for n in range(1, data.draw(st.integers(0, 4)) + 1)]
+    gone, short = set(data.draw(of)), set(data.draw(of))
+    stored = {k: 3 if k in short else 10 for k in keys if k not in gone}
+    assert lacking(completed, {**stored, "somebody-elses": 1}).keys() == {
+        c.number for c in completed if {f.key for f in c.files} & (gone | short)
+    }
 
 
 def test_a_key_says_which_generation_uploaded_it() -> None:

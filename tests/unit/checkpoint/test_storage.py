@@ -200,6 +200,23 @@ def test_files_that_are_being_written_are_not_listed(tmp_path: Path) -> None:
     assert store.list("") == [("a/x", 1)]
 
 
+def test_what_a_killed_upload_left_behind_is_swept_after_hours_and_not_before(tmp_path: Path) -> None:
+    store = LocalStorage(tmp_path)
+    store.put("kept/a", b"a")
+    for name in ("kept/.a.old", "left/.b.old", "left2/.c.new"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"half")
+        if name.endswith("old"):
+            os.utime(tmp_path / name, (1.0, 1.0))
+    store.delete([])
+    assert sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*")) == [
+        "kept",
+        "kept/a",
+        "left2",
+        "left2/.c.new",
+    ]
+
+
 def test_folders_left_empty_go_and_the_root_stays(tmp_path: Path) -> None:
     store = LocalStorage(tmp_path / "store")
     for name in ("a/b/c/1", "a/b/2", "d/e/3"):
