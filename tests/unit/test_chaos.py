@@ -10,19 +10,31 @@ from pathlib import Path
 
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.cli.app import main
 from holdfast.errors import ConfigError, EngineError
 from holdfast.faults import chaos
 from holdfast.faults.chaos import draw, parse_faults
-from holdfast.faults.compare import Verdict, beginnings, compare, plans_compared, rows_compared
+from holdfast.faults.compare import (
+    Verdict,
+    beginnings,
+    compare,
+    folders_compared,
+    plans_compared,
+    rows_compared,
+    stretches,
+)
 from holdfast.faults.experiment import Struck, StuckError
 from holdfast.faults.kinds import Fault
 from holdfast.faults.standins import into_folders
 from holdfast.faults.victims import Nobody, chosen, holding
 from holdfast.io.base import Range
+from holdfast.io.place import Part, merged_name, part_name
 from holdfast.log.journal import Journal
 from holdfast.log.records import Commit, Plan, PlannedRange, ShardCommit
 from holdfast.state.shard import Sealed
@@ -87,6 +99,36 @@ def test_rows_are_compared_as_multisets_whatever_their_order() -> None:
     assert (found.lost, found.doubled) == (2, 1)
     assert rows_compared("out", [], [one]).lost == 3
     assert rows_compared("out", [], []).exact
+
+
+def folder_of(folder: Path, files: dict[tuple[int, int], list[int]]) -> Path:
+    """A sink's folder: what the epochs from one to another have written."""
+    folder.mkdir()
+    for (first, last), rows in files.items():
+        one = first == last
+        name = part_name(first, 0, "parquet") if one else merged_name(first, last, 0, "parquet")
+        pq.write_table(pa.table({"n": rows}), folder / name)
+    return folder
+
+
+def test_folders_are_compared_whichever_epochs_were_merged_into_one_file(tmp_path: Path) -> None:
+    one = folder_of(tmp_path / "one", {(1, 1): [1], (2, 2): [3, 2], (3, 3): [4], (5, 5): [6]})
+    other = folder_of(tmp_path / "other", {(1, 2): [1, 2, 3], (3, 4): [4], (5, 5): [6]})
+    assert folders_compared("out", one, other).exact
+    moved = folder_of(tmp_path / "moved", {(1, 2): [1, 2, 3, 4], (5, 5): [6, 6]})
+    found = folders_compared("out", moved, one)
+    assert (found.lost, found.doubled) == (1, 2), "rows of other epochs don't make up for those that lack"
+    assert folders_compared("out", tmp_path / "none", one).lost == 5
+    assert folders_compared("out", tmp_path / "none", tmp_path / "nor").exact
+
+
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 5))))
+def test_stretches_cut_through_no_file(spans: list[tuple[int, int]]) -> None:
+    parts = [Part(first, first + more, 0, "") for first, more in spans]
+    ends = stretches(parts)
+    assert ends == sorted(set(ends))
+    assert all(p.last <= min(e for e in ends if e >= p.first) for p in parts)
+    assert all(any(p.last == e for p in parts) for e in ends)
 
 
 def _plan(epoch: int, *ranges: Range) -> Plan:

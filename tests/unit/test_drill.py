@@ -140,6 +140,9 @@ class Log:
     def last_epoch(self) -> int:
         return self.decided
 
+    def commit(self, epoch: int) -> object:
+        return self if epoch <= self.decided else None
+
     def plan(self, epoch: int) -> Plan | None:
         return Plan(epoch, 1, self.plans_ms[epoch], [], {}, {}) if epoch in self.plans_ms else None
 
@@ -156,9 +159,12 @@ def test_an_epoch_that_is_decided_while_the_fault_is_being_done_does_not_end_the
 ) -> None:
     log = Log(4, {4: 1_000, 5: 1_500})
 
-    def strike() -> None:
+    def last_call() -> None:
         log.decided = 5
         log.plans_ms[6] = 2_000
+
+    def strike() -> None:
+        threading.Timer(0.02, last_call).start()  # a record was about to be created when the signal came
 
     monkeypatch.setattr(experiment, "journal", log)
     monkeypatch.setattr(experiment.victims, "aim", lambda fault, share: Aim("driver 1", strike))
@@ -330,6 +336,16 @@ def test_the_parts_are_those_that_the_run_saw_and_the_rest_is_the_environments(t
     write_outcome(tmp_path, Outcome("worker-kill", 10, 0, 9.0, Parts(0.1, 5.9, 1.0, 2.0)))
     assert seen_inside(tmp_path, told).measured == Parts(1.0, 6.0, 1.0, 2.0)
     assert seen_inside(tmp_path, told).took_s == 10.0
+
+
+def test_when_the_next_fault_came_before_the_backlog_was_worked_off_the_runs_own_word_counts(
+    tmp_path: Path,
+) -> None:
+    told = outcome_of(struck(), 10.0, FORECAST, DEADLINE_S, 0.999)
+    write_outcome(tmp_path, Outcome("host", 10, 0, 9.0, Parts(), caught_up_s=14.0))
+    assert seen_inside(tmp_path, told).caught_up_s == 14.0
+    told = msgspec.structs.replace(told, caught_up_s=15.0)
+    assert seen_inside(tmp_path, told).caught_up_s == 15.0
 
 
 def test_the_parts_never_come_to_more_than_the_recovery_took(tmp_path: Path) -> None:

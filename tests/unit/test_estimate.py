@@ -139,6 +139,35 @@ def test_more_history_and_more_planned_never_lower_estimate_or_bound(
 
 
 @settings(max_examples=60)
+@given(times, histories, st.floats(0, 1), st.floats(0, 1))
+def test_more_shards_that_are_lost_never_lower_estimate_or_bound(
+    seen: list[tuple[int, float]], history: History, one: float, other: float
+) -> None:
+    learned = Learned()
+    for had, seconds in seen:
+        learned.replay.learn(learned.replay_features(History(1 + had % 7, had), had % 5 / 4), seconds)
+    few, many = (Situation(history, share=share) for share in sorted((one, other)))
+    less, more = (estimate(Fault.HOST, s, learned, NOTICE) for s in (few, many))
+    assert less.sum.mean <= more.sum.mean + 1e-9
+    assert less.bound(SURE) <= more.bound(SURE) + 1e-9
+
+
+def test_what_was_learned_with_half_of_the_shards_lost_is_not_taken_for_what_all_of_them_take() -> None:
+    """Shards that had gathered on one host took twice as long to replay as was learned when two hosts had them."""
+    learned, history = Learned(), History(100, 1_000_000)
+    for _ in range(20):
+        learned.epoch.learn([1.0, 10_000.0], 0.15 + 10_000 * 2e-5)
+        learned.computed(10_000 * 2e-5, 10_000)
+        learned.replay.learn(learned.replay_features(history, 0.5), 0.2 + 1_000_000 * 2e-5 * 0.5)
+    half, all_ = (
+        estimate(Fault.HOST, Situation(history, share=share), learned, NOTICE) for share in (0.5, 1.0)
+    )
+    assert half.recomputing.mean == pytest.approx(10.2, rel=0.15)
+    assert all_.recomputing.mean > 1.5 * half.recomputing.mean
+    assert all_.bound(SURE) > 20.2
+
+
+@settings(max_examples=60)
 @given(
     histories,
     st.integers(0, 500_000),

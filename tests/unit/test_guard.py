@@ -63,7 +63,7 @@ def held(folder: Path, *, record_s: float = 0.05, runner: Any = Waiting, **given
     assert guard is not None
     guard.retry_s = 0.02
     guard.learned.epoch = Known(0.05, record_s)
-    guard.learned.replay = Known(1.0, 0.001)
+    guard.learned.replay = Known(1.0, 1e-9, 0.001)
     guard.learned.upload = Known(0.01, 1e-9)
     guard.learned._families = {name: Known(2.0, *[1e-9] * (len(of) - 1)) for name, of in FAMILIES.items()}
     return life
@@ -284,7 +284,7 @@ def test_it_is_told_once_a_minute_where_it_comes_and_goes(
 def test_an_upload_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
     guard = guarded(tmp_path, deadline="40s")
     guard.learned.epoch = Known(0.05, 0.05)
-    guard.learned.replay = Known(1.0, 0.001)
+    guard.learned.replay = Known(1.0, 1e-9, 0.001)
     done(guard, 1)
     assert guard.decide().back_up
     guard.backing_up(1)
@@ -486,7 +486,7 @@ def test_a_run_tells_itself_when_it_had_caught_up_after_a_recovery(tmp_path: Pat
 def test_only_who_holds_the_deadline_pauses_for_it(tmp_path: Path, policy: str) -> None:
     guard = guarded(tmp_path, deadline="30s", checkpoint=policy)
     guard.learned.epoch = Known(0.05, 0.01)
-    guard.learned.replay = Known(1.0, 0.001)
+    guard.learned.replay = Known(1.0, 1e-9, 0.001)
     for epoch in range(1, 4):
         done(guard, epoch)
     assert guard.decision.pause
@@ -498,7 +498,7 @@ def test_only_who_holds_the_deadline_pauses_for_it(tmp_path: Path, policy: str) 
 def test_where_backups_fail_again_and_again_the_deadline_is_not_said_to_be_held(tmp_path: Path) -> None:
     guard = guarded(tmp_path, deadline="40s")
     guard.learned.epoch = Known(0.05, 0.05)
-    guard.learned.replay = Known(1.0, 0.001)
+    guard.learned.replay = Known(1.0, 1e-9, 0.001)
     done(guard, 1)
     assert guard.decide().feasible and guard.decision.back_up
     guard.backing_up(None, hopeless=True)
@@ -593,7 +593,7 @@ def test_who_recovers_is_not_kept_waiting_for_a_backup(tmp_path: Path) -> None:
     """The recovery from a fault during a pause had the rest of the pause, a failed upload and another in it."""
     guard = guarded(tmp_path, deadline="30s")
     guard.learned.epoch = Known(0.05, 0.01)
-    guard.learned.replay = Known(1.0, 0.001)
+    guard.learned.replay = Known(1.0, 1e-9, 0.001)
     for epoch in range(1, 4):
         done(guard, epoch)
     assert guard.decision.pause and not guard.recovering and guard.limit > 1
@@ -601,6 +601,19 @@ def test_who_recovers_is_not_kept_waiting_for_a_backup(tmp_path: Path) -> None:
     assert guard.recovering and guard.limit == 1
     done(guard, 4, clean=False)
     assert not guard.recovering
+
+
+def test_the_epoch_that_ends_a_recovery_is_as_large_as_a_usual_one(tmp_path: Path) -> None:
+    """It took in all that had built up, and the estimate had counted a usual one."""
+    guard = guarded(tmp_path, deadline="10m")
+    for epoch in range(1, 9):
+        done(guard, epoch)
+    usual = guard._standing.situation.usual
+    assert usual and guard.limit > usual
+    guard.fault(Fault.EXECUTOR_KILL, time.time())
+    assert guard.limit == usual
+    done(guard, 9, clean=False)
+    assert guard.limit > usual
 
 
 class Pausing(Waiting):

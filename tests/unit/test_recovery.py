@@ -22,8 +22,8 @@ from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.lifecycle import FailedCheckpoint, Reason
 from holdfast.checkpoint.metadata import Checkpoint, pack
 from holdfast.checkpoint.upload import Uploaded
-from holdfast.engine.driver import _sweep
 from holdfast.engine.local import LocalRunner
+from holdfast.engine.upkeep import sweep
 from holdfast.errors import (
     CheckpointError,
     DivergedError,
@@ -692,7 +692,7 @@ def test_staged_files_go_by_the_epoch_of_their_attempt_and_not_by_what_their_uid
 ) -> None:
     """A sink called store-00000001-out lost what it had staged for the epoch under way."""
     (tmp_path / name).touch()
-    _sweep(tmp_path, 5)
+    sweep(tmp_path, 5)
     assert (tmp_path / name).exists() != swept
 
 

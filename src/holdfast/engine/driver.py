@@ -12,10 +12,7 @@ stop       between epochs, never inside one
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -52,10 +49,11 @@ from holdfast.engine.timing import (
     still_for,
     taken_up,
 )
+from holdfast.engine.upkeep import Upkeep
 from holdfast.errors import EngineError, HoldfastError, JobLostError, SinkError, StateLostError
 from holdfast.faults.kinds import Fault
 from holdfast.faults.points import reach
-from holdfast.io.base import Decided, Limit, Offer, Sink, Source
+from holdfast.io.base import Decided, Limit, Offer, Source
 from holdfast.log.journal import Journal
 from holdfast.log.records import Commit, Plan
 from holdfast.metrics import EpochFacts, Watermark
@@ -66,7 +64,6 @@ from holdfast.recovery.recover import Recovery
 
 _log = logging.getLogger("holdfast.driver")
 
-MAINTAIN_EVERY_S = 5.0
 STILL_MS = 30_000
 """A watermark that has not moved for so long is worth a warning."""
 _RUNS_TO_SETTLE = 4
@@ -120,7 +117,7 @@ class Driver:
         self._told_still: set[str] = set()
         self._shown: dict[str, Watermark] = {}
         self._stop = threading.Event()
-        self._upkeep = _Upkeep([n.body for n in self._sinks.values()], Path(program.staging))
+        self._upkeep = Upkeep([n.body for n in self._sinks.values()], Path(program.staging))
         self._last: Commit | None = None
         self._last_plan: Plan | None = None
         self._published = 0
@@ -662,46 +659,3 @@ def _may_expire(source: Source) -> bool:
 def _count(offers: dict[str, Offer]) -> int:
     """Records on offer, as far as the sources know; one for a range of unknown size."""
     return sum(p.records if p.records >= 0 else 1 for o in offers.values() for p in o.ranges)
-
-
-class _Upkeep:
-    """A thread that lets sinks tidy up behind the epochs, and removes staged files that nobody needs again."""
-
-    def __init__(self, sinks: list[Sink], staging: Path) -> None:
-        self._sinks, self._staging = sinks, staging
-        self._epoch = 0
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="holdfast-upkeep", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def decided(self, epoch: int) -> None:
-        self._epoch = epoch
-
-    def stop(self) -> None:
-        self._ending.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=30)
-
-    def _loop(self) -> None:
-        while not self._ending.wait(MAINTAIN_EVERY_S):
-            _sweep(self._staging, self._epoch - 1)
-            for sink in self._sinks:
-                try:
-                    sink.maintain(self._epoch)
-                except Exception as error:  # upkeep is never worth a pipeline
-                    _log.warning("upkeep of %s: %s", sink.describe(), error)
-
-
-_STAGED = re.compile(r"-(\d{8})-[^-]+-[^-]+-[^-]+-\d+\.arrow\.staged$")
-"""The attempt at the end of a staged file's name. Its uid stands before that, and may look like one."""
-
-
-def _sweep(staging: Path, published: int) -> None:
-    """Remove what was staged for epochs that are published, and will not be again: one before the newest."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir(staging):
-            epoch = _STAGED.search(name)
-            if epoch is not None and int(epoch[1]) <= published:
-                (staging / name).unlink()

@@ -281,7 +281,7 @@ class Handle:
             notice,
             self.directory,
             cores=cores,
-            loads=lambda lost: [(u, n) for u, ns in needs(program, lost).only.items() for n in ns],
+            loads=lambda lost: needs(program, lost).parts,
         )
 
     def _let_go(self) -> None:

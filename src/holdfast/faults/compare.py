@@ -14,6 +14,7 @@ Exactly once means that all of it is nothing.
 
 from __future__ import annotations
 
+import bisect
 import collections
 import dataclasses
 import os
@@ -30,7 +31,7 @@ from holdfast.data.rows import to_rows
 from holdfast.errors import EngineError, HoldfastError
 from holdfast.faults.standins import into_folders
 from holdfast.io.base import Limit, Source
-from holdfast.io.place import parse_part
+from holdfast.io.place import Part, parse_part
 from holdfast.log.journal import Journal
 from holdfast.log.records import Commit, Plan
 from holdfast.pipeline import Pipeline
@@ -99,7 +100,7 @@ def compare(load: Load, directory: Path, out: Path, scratch: Path) -> Verdict:
     )
     verdict = Verdict(epochs=len(commits), records=sum(c.records_in for c in commits))
     for node in pipeline.graph().of_kind(g.SINK):
-        verdict += rows_compared(node.uid, _tables(out / node.uid), _tables(scratch / "out" / node.uid))
+        verdict += folders_compared(node.uid, out / node.uid, scratch / "out" / node.uid)
     roots = directory / "state", scratch / "runner" / "state"
     verdict += states_compared((identity.home, identity.name), commits, expected.commits, *roots)
     sources = {n.uid: n.body for n in load().graph().of_kind(g.SOURCE)}
@@ -125,6 +126,37 @@ def history(journal: Journal) -> tuple[list[Plan], list[Commit]]:
 # Sinks
 
 
+def folders_compared(uid: str, got: Path, expected: Path) -> Verdict:
+    """Rows as multisets, a few epochs at a time: all of a long run would not fit into memory."""
+    ours, theirs = _parts(got), _parts(expected)
+    starts = [0, 0]
+    verdict = Verdict()
+    for last in stretches([*ours, *theirs]):
+        ends = [bisect.bisect_right(parts, last, key=lambda p: p.first) for parts in (ours, theirs)]
+        tables = [
+            [pq.read_table(folder / p.name, partitioning=None) for p in parts[start:end]]
+            for folder, parts, start, end in zip((got, expected), (ours, theirs), starts, ends, strict=True)
+        ]
+        verdict, starts = verdict + rows_compared(uid, *tables), ends
+    return Verdict(verdict.lost, verdict.doubled, findings=verdict.findings[:_SHOWN])
+
+
+def stretches(parts: Iterable[Part]) -> list[int]:
+    """The epochs behind which no file reaches: what is up to each can be compared by itself.
+
+    >>> named = ["part-00000000-00000002.m000.x", "part-00000002-00000.x", "part-00000003-00000.x"]
+    >>> stretches(p for p in (parse_part(name, "x") for name in named) if p is not None)
+    [2, 3]
+    """
+    found: list[int] = []
+    for part in sorted(parts):
+        if found and part.first <= found[-1]:
+            found[-1] = max(found[-1], part.last)
+        else:
+            found.append(part.last)
+    return found
+
+
 def rows_compared(uid: str, got: Sequence[pa.Table], expected: Sequence[pa.Table]) -> Verdict:
     """Rows as multisets.
 
@@ -148,7 +180,7 @@ def rows_compared(uid: str, got: Sequence[pa.Table], expected: Sequence[pa.Table
 def _equal(got: Sequence[pa.Table], expected: Sequence[pa.Table]) -> bool:
     """The common case, without a Python object for a row."""
     if not got or not expected:
-        return False
+        return not got and not expected
     one, other = (pa.concat_tables(t, promote_options="permissive") for t in (got, expected))
     return bool(one.schema.equals(other.schema) and one.equals(other))
 
@@ -165,7 +197,7 @@ def _some(rows: collections.Counter[str]) -> str:
     return "; ".join(sorted(rows)[:_SHOWN])
 
 
-def _tables(folder: Path) -> list[pa.Table]:
+def _parts(folder: Path) -> list[Part]:
     """What a reader sees in a folder, in the order of epochs."""
     if not folder.is_dir():
         return []
@@ -173,10 +205,7 @@ def _tables(folder: Path) -> list[pa.Table]:
     parts = [p for p in (parse_part(n, "parquet") for n in visible) if p is not None]
     if len(parts) != len(visible):
         raise EngineError(f"{folder} holds files that are not ours: {sorted(visible)[:_SHOWN]}.")
-    return [
-        pq.read_table(folder / p.name, partitioning=None)
-        for p in sorted(parts, key=lambda p: (p.first, p.number))
-    ]
+    return sorted(parts, key=lambda p: (p.first, p.number))
 
 
 # State

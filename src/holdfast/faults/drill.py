@@ -42,7 +42,7 @@ NEAR = 0.8
 LEAST_TIMEOUT_S = 120.0
 _FORECAST_TIMEOUT_S = 60.0
 _CATCH_UP_S = 10.0
-"""For so long a drill waits for the backlog to be worked off; the next trial is not held up for longer."""
+"""For so long the last trial is waited for; the others are until the next one, which is not held up."""
 _LOOK_EVERY_S = 0.05
 _ALIVE = ("running", "waiting")
 FROM_DEADLINE = dict.fromkeys(("driver_timeout", "executor_timeout", "worker_timeout"))
@@ -161,9 +161,10 @@ def inflict(
 ) -> list[Trial]:
     """Do it all and be told of each; raises where there is no recovery at all, after that was told as well."""
     experiment.victims.shards_only = True  # what a forecast for a worker is about
-    trials = []
+    trials: list[Trial] = []
+    next_s = time.monotonic() + (blows[0].pause_s if blows else 0.0)
     for number, blow in enumerate(blows, start=1):
-        time.sleep(blow.pause_s)
+        time.sleep(max(0.0, next_s - time.monotonic()))
         aim = experiment.aim(blow.fault, blow.share, timeout_s(deadline_s))
         before = await_forecast(experiment, blow.fault)
         struck = experiment.strike(blow.fault, aim=aim)
@@ -177,7 +178,9 @@ def inflict(
             raise
         outcome = outcome_of(struck, took_s, forecast, deadline_s, confidence)
         write_outcome(experiment.directory, outcome)
-        outcome = msgspec.structs.replace(outcome, caught_up_s=_await_caught_up(experiment, struck, before))
+        next_s = time.monotonic() + (blows[number].pause_s if number < len(blows) else _CATCH_UP_S)
+        caught_up_s = _await_caught_up(experiment, struck, before, next_s)
+        outcome = msgspec.structs.replace(outcome, caught_up_s=caught_up_s)
         write_outcome(experiment.directory, outcome)
         inside = seen_inside(experiment.directory, outcome)
         trials.append(Trial(number, struck, inside, before.bound_s, host_s))
@@ -220,13 +223,12 @@ def outcome_of(
     )
 
 
-def _await_caught_up(experiment: Experiment, struck: Struck, before: Status) -> float | None:
+def _await_caught_up(experiment: Experiment, struck: Struck, before: Status, until_s: float) -> float | None:
     """From the fault until no more waits than before it; None if that takes too long to wait for.
 
     The epoch that ended the recovery was planned long ago, so the ones after it tell.
     """
-    until = time.monotonic() + _CATCH_UP_S
-    while time.monotonic() < until:
+    while time.monotonic() < until_s:
         status = read_status(experiment.directory)
         if status is not None and status.epoch > struck.awaited and status.backlog <= before.backlog:
             return time.monotonic() - struck.at_s
@@ -235,13 +237,17 @@ def _await_caught_up(experiment: Experiment, struck: Struck, before: Status) -> 
 
 
 def seen_inside(directory: Path, outcome: Outcome) -> Outcome:
-    """The outcome with its parts: what the run saw of loading and recomputing, and the rest."""
+    """The outcome with its parts: what the run saw of loading and recomputing, and the rest.
+
+    And with the time until the backlog was worked off, where the next fault came before that: the run sees it later.
+    """
     own = read_outcome(directory / OUTCOMES / f"{outcome.epoch:08d}.json")
     if own is None:
         return msgspec.structs.replace(outcome, measured=Parts(environment=outcome.took_s))
     seen = own.measured
     parts = split(outcome.took_s, outcome.estimated.detection, seen.loading, seen.recomputing)
-    return msgspec.structs.replace(outcome, measured=parts)
+    caught_up_s = own.caught_up_s if outcome.caught_up_s is None else outcome.caught_up_s
+    return msgspec.structs.replace(outcome, measured=parts, caught_up_s=caught_up_s)
 
 
 def recorded(directory: Path) -> tuple[list[EpochLine], list[BackupLine]]:
@@ -286,6 +292,7 @@ def _rounded(parts: Parts) -> dict[str, float]:
 def summary(drill: Drill) -> dict[str, Any]:
     """The drill in one object: the last line of `--json`."""
     took, verdict = [t.outcome.took_s for t in drill.trials], drill.verdict
+    caught_up = [t.outcome.caught_up_s for t in drill.trials if t.outcome.caught_up_s is not None]
     return {
         "trials": len(drill.trials),
         "misses": sum(t.missed for t in drill.trials),
@@ -299,6 +306,7 @@ def summary(drill: Drill) -> dict[str, Any]:
         "different_states": None if verdict is None else verdict.different_states,
         "median_recovery_s": round(statistics.median(took), 3),
         "longest_recovery_s": round(max(took), 3),
+        "median_caught_up_s": round(statistics.median(caught_up), 3) if caught_up else None,
         "deadline_s": drill.deadline_s,
         "confidence": drill.confidence,
         "policy": drill.policy,

@@ -87,7 +87,7 @@ def _quantile(confidence: float, df: float) -> float:
     low, high = 0.0, 1.0
     while _beyond(high, df) > 1 - confidence:
         high *= 2
-    for _ in range(60):
+    for _ in range(36):  # to nine digits
         middle = (low + high) / 2
         low, high = (middle, high) if _beyond(middle, df) > 1 - confidence else (low, middle)
     return high

@@ -115,6 +115,8 @@ class Situation(msgspec.Struct, frozen=True):
     """Records of an epoch as it usually is, which an estimate counts; None: as many as the largest."""
     older: History | None = None
     """What is replayed besides if the newest checkpoint can't be used; None: not known."""
+    share: float = 1.0
+    """The share of all shards that take part in a replay if a host is lost, the one with the most of them."""
 
 
 class Parts(msgspec.Struct, frozen=True):
@@ -162,8 +164,9 @@ class Estimate(msgspec.Struct, frozen=True):
 
 EPOCH = Prior([0.15, 4e-6], [1.0, 1.0], noise=0.25, df=4, keep=0.98)
 """A run of an epoch: (1, records)."""
-REPLAY = Prior([1.0, 0.004], [0.4, 1.0], noise=0.2, df=6, keep=0.95)
-"""A replay: (what the epochs' jobs and records would take at the epochs' own rate, epochs)."""
+REPLAY = Prior([0.85, 0.15, 0.004], [0.5, 0.7, 1.0], noise=0.2, df=6, keep=0.95)
+"""A replay: (what its jobs, and the records of those shards that take part, would take at the epochs' own rate; what all
+records would, since the sources are read for all; epochs)."""
 FETCH = Prior([0.3, 1 / 150e6, 0.005], [1.0, 1.0, 1.0], noise=0.25, df=6, keep=0.95)
 """Loading from the checkpoint's storage: (1, bytes, files)."""
 RELOAD = Prior([0.05, 1 / 250e6], [1.0, 1.0], noise=0.25, df=6, keep=0.95)
@@ -326,11 +329,14 @@ class Learned:
         for name in WITH_EXECUTORS:
             self._families[name] = self._family(name, self._families[name].seen)
 
-    def replay_features(self, history: History) -> list[float]:
-        """What a replay's time is linear in: what its jobs and records would take as epochs, and its epochs."""
+    def replay_features(self, history: History, share: float = 1.0) -> list[float]:
+        """What a replay's time is linear in: what its jobs and records would take as epochs, and its epochs.
+
+        `share`: of all shards, those that take part.
+        """
         fixed, each = self.epoch.weights
-        each = max(each, self.computing_s or 0.0)
-        return [history.jobs(self.job_records) * fixed + history.records * each, float(history.epochs)]
+        all_s = history.records * max(each, self.computing_s or 0.0)
+        return [history.jobs(self.job_records) * fixed + all_s * share, all_s, float(history.epochs)]
 
 
 def _place(fault: Fault) -> tuple[str, list[float]]:
@@ -341,11 +347,11 @@ def _place(fault: Fault) -> tuple[str, list[float]]:
     raise KeyError(fault)
 
 
-def replaying(learned: Learned, history: History) -> Guess:
-    """How long the replay of a history takes."""
+def replaying(learned: Learned, history: History, share: float = 1.0) -> Guess:
+    """How long the replay of a history takes, for so many of all shards."""
     if not history.epochs:
         return Guess(0.0)
-    return learned.replay.predict(learned.replay_features(history))
+    return learned.replay.predict(learned.replay_features(history, share))
 
 
 def loading(learned: Learned, fault: Fault, situation: Situation) -> Guess:
@@ -371,7 +377,7 @@ def recomputing(learned: Learned, fault: Fault, situation: Situation) -> Sum:
     planned = planning(learned, situation)
     if fault not in _HISTORY:
         return Sum((planned,))
-    return Sum((replaying(learned, situation.history), planned))
+    return Sum((replaying(learned, situation.history, situation.share), planned))
 
 
 def environment(learned: Learned, fault: Fault, notice: Notice) -> Guess:
@@ -439,10 +445,10 @@ class Bounds:
             )
             worst_s, squared = map(sum, zip(*(p.worst(confidence) for p in of), strict=True))
             parts.append((fault in _HISTORY, worst_s, squared))
-        self._take(learned, confidence, parts)
+        self._take(learned, confidence, situation.share, parts)
 
-    def _take(self, learned: Learned, confidence: float, parts: list[_Fixed]) -> None:
-        self._learned, self._confidence, self._parts = learned, confidence, parts
+    def _take(self, learned: Learned, confidence: float, share: float, parts: list[_Fixed]) -> None:
+        self._learned, self._confidence, self._share, self._parts = learned, confidence, share, parts
         self._kept = _largest([(s, squared) for lost, s, squared in parts if not lost])
         self._lost = [(s, squared) for lost, s, squared in parts if lost]
 
@@ -463,7 +469,7 @@ class Bounds:
 
     def _only(self, parts: list[_Fixed]) -> Bounds:
         made = Bounds.__new__(Bounds)
-        made._take(self._learned, self._confidence, parts)
+        made._take(self._learned, self._confidence, self._share, parts)
         return made
 
     def __call__(self, history: History, planned: int) -> float:
@@ -471,7 +477,7 @@ class Bounds:
         then_s, squared = self._learned.epoch.predict([1.0, float(planned)]).worst(self._confidence)
         found = max((f + then_s + math.sqrt(s + squared) for f, s in self._kept), default=0.0)
         if self._lost:
-            again_s, more = replaying(self._learned, history).worst(self._confidence)
+            again_s, more = replaying(self._learned, history, self._share).worst(self._confidence)
             then_s, squared = then_s + again_s, squared + more
             found = max(found, *(f + then_s + math.sqrt(s + squared) for f, s in self._lost))
         return found

@@ -285,6 +285,8 @@ class Guard:
         if self.recovering and self.decision.pause:
             return 1  # it ends the recovery, and adds next to nothing to a history that is long enough
         most = self.most_records
+        if self.recovering and self._standing.situation.usual:
+            most = min(most, self._standing.situation.usual)  # what has built up is taken in when it is over
         return most if self.decision.limit is None else min(most, max(1, self.decision.limit))
 
     @property
@@ -485,7 +487,7 @@ class Guard:
         """Loads and replays teach whatever the fault was."""
         if took.replayed_epochs:
             history = History(took.replayed_epochs, took.replayed_records)
-            self.learned.replay.learn(self.learned.replay_features(history), took.replayed_s)
+            self.learned.replay.learn(self.learned.replay_features(history, took.share), took.replayed_s)
         if took.fetched_bytes:
             features = [1.0, float(took.fetched_bytes), float(took.fetched_files)]
             self.learned.fetch.learn(features, took.fetched_s)

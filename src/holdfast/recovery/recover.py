@@ -144,6 +144,7 @@ class Recovery:
             self._load(checkpoint, need, last)
             reach("recovery.loaded")
             records = {load.epoch: load.records for load in loads}
+            self._took.share = len(need.parts) / sum(len(shards) for shards in last.shards.values())
             for job in jobs(loads, max(1, self.job_records // self._smaller)):
                 self._replay(job, need, checkpoint)
                 self._took.replayed_records += sum(records[epoch] for epoch in job)

@@ -27,6 +27,11 @@ class Needs:
     sources: frozenset[str]
 
     @property
+    def parts(self) -> list[tuple[str, int]]:
+        """Every shard that takes part, by uid and number."""
+        return [(uid, shard) for uid, shards in self.only.items() for shard in shards]
+
+    @property
     def only(self) -> Part:
         """Every shard that takes part."""
         uids = [*self.real, *(u for u in self.scratch if u not in self.real)]
@@ -131,3 +136,5 @@ class Took:
     replayed_records: int = 0
     rebuilt: int = 0
     """Shards that had lost their version."""
+    share: float = 1.0
+    """Of all shards, those that took part in a replay."""

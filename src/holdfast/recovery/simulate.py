@@ -103,7 +103,7 @@ class Run:
     def host_bound(self, stored_bytes: int, history: History, planned: int) -> float:
         """That of a lost host, which alone depends on history."""
         if stored_bytes not in self._host:
-            there = Situation(stored_bytes=stored_bytes)
+            there = Situation(stored_bytes=stored_bytes, share=1 / self._hosts)
             self._host[stored_bytes] = self._bounds(there, [f for f in self.faults if f is Fault.HOST])
         return self._host[stored_bytes](history, planned)
 

@@ -137,6 +137,7 @@ class Standing:
             stored_files=stored[1],
             shard_bytes=max((size for size, _ in sizes.values()), default=0),
             host_bytes=max((sum(of) // min(cores, len(of)) for of in hosts.values()), default=0),
+            share=max((len(shards) for shards in lost), default=0) / len(sizes) if sizes else 1.0,
         )
 
     def _lost_with_hosts(self, commit: Commit) -> list[list[Shard]]:
