@@ -35,6 +35,7 @@ from holdfast.config import parse_duration_s, resolve
 from holdfast.engine.session import notice_of, timeouts
 from holdfast.errors import HoldfastError
 from holdfast.faults.drill import recorded
+from holdfast.faults.kinds import Fault
 from holdfast.recovery.estimate import Learned, Notice
 from holdfast.recovery.memory import MEMORY, read_memory
 from holdfast.recovery.simulate import Run, clairvoyant, simulate
@@ -237,18 +238,21 @@ def settled(size: Size, home: Path, **sizes: int) -> tuple[Path, float, list[dic
 
 
 def cost(size: Size, home: Path) -> list[Case]:
-    """What the guard's own clock says, over the time in epochs; the status's forecasts stand beside it."""
+    """What the guard's own clock says, the forecasts for the status included, over the time in epochs.
+
+    Every fault is forecast, as under a supervisor on a cluster: local mode has fewer.
+    """
     shares, runs = [], []
     for number in range(size.cost_rounds):
         folder = home / str(number)
-        sizes = {"keys": size.keys, "records": size.records, "epochs": size.cost_epochs}
+        sizes = {"keys": size.keys, "records": size.records, "epochs": size.cost_epochs, "faults": len(Fault)}
         found = side(folder, size.side_s, None, {"checkpoint": "deadline"}, **sizes)
-        shares.append(found["guard_s"] / found["epochs_s"])
+        shares.append((found["guard_s"] + found["forecasts_s"]) / found["epochs_s"])
         runs.append(found)
         shutil.rmtree(folder)
     value = statistics.median(shares)
-    with_status = [(r["guard_s"] + r["forecasts_s"]) / r["epochs_s"] for r in runs]
-    detail = {"with_the_status": sorted(with_status), "runs": runs}
+    without_status = [r["guard_s"] / r["epochs_s"] for r in runs]
+    detail = {"without_the_status": sorted(without_status), "runs": runs}
     return [Case("cost", value, "of the time in epochs", "0.001", value <= 0.001, sorted(shares), detail)]
 
 

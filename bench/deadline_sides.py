@@ -19,6 +19,7 @@ from bench import pipelines
 from bench.ours import PARALLELISM
 from holdfast.engine.handle import Handle, start
 from holdfast.faults.drill import recorded
+from holdfast.faults.kinds import Fault
 from holdfast.metrics import EpochFacts
 from holdfast.recovery.memory import MEMORY
 
@@ -26,8 +27,13 @@ WARM_EPOCHS = 4
 """Two fill the state, two more settle."""
 
 
-def measure(folder: Path, keys: int, records: int, epochs: int, settings: dict[str, Any]) -> dict[str, Any]:
-    """Run to the end: records a second by the wall clock, what the guard cost, and the backups."""
+def measure(
+    folder: Path, keys: int, records: int, epochs: int, faults: int, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Run to the end: records a second by the wall clock, what the guard cost, and the backups.
+
+    `faults`: so many are forecast; 0: those of local mode.
+    """
     source = pipelines.Growing(keys, fill_epoch=min(keys, 500_000), epoch=records, epochs=epochs)
     pipeline = pipelines.keyed_python(source, hf.parquet(str(folder / "out")))
     ended: list[tuple[float, EpochFacts]] = []
@@ -47,10 +53,12 @@ def measure(folder: Path, keys: int, records: int, epochs: int, settings: dict[s
         **settings,
     }
     handle = start(pipeline, spark=None, settings=chosen, listener=note)
+    assert handle.guard is not None
+    if faults:
+        handle.guard.faults = list(Fault)[:faults]
     telling = timed_forecasts(handle)
     while not handle.wait(0.2):
         pass
-    assert handle.guard is not None
     seconds = ended[-1][0] - ended[WARM_EPOCHS - 1][0]
     epochs_s = sum(f.latency_ms for _, f in ended) / 1e3
     recorded_epochs, backups = recorded(folder / "dir")
@@ -91,13 +99,14 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--records", type=int, default=500_000)
     parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--faults", type=int, default=0)
     parser.add_argument("--memory", type=Path, help="what an earlier run has learned")
     parser.add_argument("--settings", type=json.loads, default={})
     chosen = parser.parse_args()
     if chosen.memory is not None:
         (chosen.folder / "dir").mkdir(parents=True)
         shutil.copyfile(chosen.memory, chosen.folder / "dir" / MEMORY)
-    found = measure(chosen.folder, chosen.keys, chosen.records, chosen.epochs, chosen.settings)
+    found = measure(chosen.folder, chosen.keys, chosen.records, chosen.epochs, chosen.faults, chosen.settings)
     print(json.dumps(found))
 
 
