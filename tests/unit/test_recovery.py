@@ -799,7 +799,7 @@ def test_what_expires_is_known_again_after_a_fall_back_to_an_older_checkpoint(
     before, newest = life.catalog.completed()
     assert (before.epoch, newest.epoch) == (2, 4) and set(life.coordinator._expiries) == {5}
     life.catalog.condemn(newest.number, "torn")
-    monkeypatch.setattr(life.recovery, "recover", lambda last: 1)
+    monkeypatch.setattr(life.recovery, "recover", lambda last, damaged: 1)
     life.driver._recover()
     assert set(life.coordinator._expiries) == {3, 4, 5}
 
