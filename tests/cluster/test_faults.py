@@ -135,7 +135,7 @@ def test_a_run_without_executors_stops_when_asked_and_gives_up_by_itself(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     """In the middle of a job, which Spark would let wait for ever, as well as between two."""
-    patient, impatient = ({**QUICK, "wait_for_executors": s} for s in ("10m", "3s"))
+    patient, impatient = ({**QUICK, "wait_for_executors": s} for s in ("10m", "15s"))
     try:
         with Experiment(cluster, APP, tmp_path, settings=patient, supervise=False) as asked:
             await_planned(asked)
@@ -144,10 +144,11 @@ def test_a_run_without_executors_stops_when_asked_and_gives_up_by_itself(
             assert asked.ended(60) == 0
         start_all(cluster)
         with Experiment(cluster, APP, tmp_path, settings=impatient, supervise=False) as left:
+            await_more(left)
             await_planned(left)
             lose_all(cluster)
-            assert left.ended(60) == EngineError.exit_code
-            assert "has given no executor for 3 s" in left.tails()
+            assert left.ended(120) == EngineError.exit_code
+            assert "has given no executor for 15 s" in left.tails()
     finally:
         start_all(cluster)
     with Experiment(cluster, APP, tmp_path, settings=QUICK) as back:
