@@ -163,7 +163,7 @@ def test_state_that_was_lost_is_rebuilt(spark: Any, tmp_path: Path, backend: str
 
 
 def test_without_history_and_checkpoints_it_stops_and_loses_nothing(spark: Any, tmp_path: Path) -> None:
-    running(hf.memory()).run(spark=spark, dir=str(tmp_path), epochs=2)
+    running(hf.memory()).run(spark=spark, dir=str(tmp_path), epochs=2, checkpoint_keep=1)
     shutil.move(str(tmp_path / "state"), str(tmp_path / "away"))
     shutil.move(str(tmp_path / "checkpoints"), str(tmp_path / "gone"))
     with pytest.raises(StateLostError, match="No checkpoint can be used, and the log begins at epoch 2"):

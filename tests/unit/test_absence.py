@@ -138,6 +138,20 @@ def test_who_waits_for_executors_stops_when_asked_and_the_epoch_runs_at_the_next
     assert again.driver.last_epoch == 5 and sum(f.records_in for f in again.facts) == 60
 
 
+def test_who_waits_for_executors_at_its_start_stops_when_asked_and_changes_nothing(tmp_path: Path) -> None:
+    """It ended with an error: a supervisor started it again, and the wish to stop was forgotten."""
+    live(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", epochs=2, **OPTIONS)
+    life = make(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", **OPTIONS)
+    monkeyed: Any = life.driver._runner
+    monkeyed.prepare = lambda asked: life.driver.check_wanted()
+    life.driver.stop()
+    life.driver.start()
+    life.driver.run()
+    assert life.driver.last_epoch == 2 and life.facts == [] and life.outcomes == []
+    again = live(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", **OPTIONS)
+    assert again.driver.last_epoch == 5
+
+
 def test_who_waits_for_executors_sees_that_another_has_taken_over(tmp_path: Path) -> None:
     thread: Any = deserted(tmp_path / "dir")
     live(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", **OPTIONS)

@@ -11,6 +11,7 @@ The driver's thread says what was committed and asks what is due; it never waits
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import threading
 import time
@@ -22,7 +23,7 @@ from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.lifecycle import FailedCheckpoint, PendingCheckpoint, Reason, Tolerance
 from holdfast.checkpoint.metadata import Checkpoint, StoredVersion
 from holdfast.checkpoint.policy import Deadline, Known, Trigger, due, parse_policy
-from holdfast.checkpoint.retention import lacking, sort_out, upload_folder
+from holdfast.checkpoint.retention import doubtful, lacking, sort_out, upload_folder
 from holdfast.checkpoint.storage import Storage, open_storage
 from holdfast.checkpoint.upload import ShardUpload, Uploaded
 from holdfast.config import Settings
@@ -95,6 +96,8 @@ class Coordinator:
         self._storage: Storage | None = None
         self.code_changed = False
         self._damaged = self._damage_told = False
+        self._lost_in_a_row = 0
+        """Checkpoints that were whole when they were completed, and were not when the store was looked at."""
 
     def start(self, last_epoch: int) -> None:
         """Take over from drivers of the past."""
@@ -115,14 +118,21 @@ class Coordinator:
         return self._last_started_ms if first is None else first.now_ms
 
     def look_again(self, last_epoch: int) -> bool:
-        """After a recovery: it may have found that the newest checkpoint can't be used. True: replay starts elsewhere."""
+        """After it was found that a checkpoint can't be used. True: replay starts elsewhere.
+
+        If it is the newest, another is made at once.
+        """
         before, newest = self.newest_epoch, self._catalog.newest(last_epoch)
         self.newest_epoch = 0 if newest is None else newest.epoch
+        if self.newest_epoch < before:
+            self._damaged = self._damage_told = True
         return self.newest_epoch != before
 
     def found_damage(self) -> bool:
         """Whether since the last call a checkpoint was found that can't be loaded: replay starts elsewhere."""
-        found, self._damage_told = self._damage_told, False
+        found = self._damage_told
+        if found:
+            self._damage_told = False
         return found
 
     def _calibrate(self, checkpoint: Checkpoint) -> None:
@@ -382,12 +392,12 @@ class Coordinator:
         self._journal.check_fence()
         completed = self._catalog.completed()
         stored = dict(self._store().list(""))
-        if lacking(completed, stored):
-            stored = dict(self._store().list(""))  # a store may be slow to list what it has
-        bad = lacking(completed, stored)
+        # A listing may be out of date, on a shared disk above all: what it lacks is asked for by name.
+        bad = lacking(completed, {key: self._store().size(key) for key in doubtful(completed, stored)})
         if bad:
-            self._condemn(bad)
+            self._condemn(completed, bad)
             return
+        self._lost_in_a_row = 0
         left = sort_out(
             completed,
             self._settings.checkpoint_keep,
@@ -406,18 +416,29 @@ class Coordinator:
         self._store().delete(left.keys)
         reach("checkpoint.after_delete")
 
-    def _condemn(self, bad: dict[int, str]) -> None:
-        """Files have gone from the store. Nothing is deleted now, and the next checkpoint is made without these."""
+    def _condemn(self, completed: Sequence[Checkpoint], bad: dict[int, str]) -> None:
+        """Files have gone from the store. Nothing is deleted now, and the next checkpoint is made without these.
+
+        If that is lost as well, it has failed like one that could not be uploaded.
+        """
         for number, why in bad.items():
             self._catalog.condemn(number, why)
-        if self.look_again(self.newest_epoch):
-            _log.error(
-                "The newest checkpoint can't be loaded: recovery would replay everything since epoch %d. The next one is "
-                "made at once. Look who deletes files from %s.",
-                self.newest_epoch,
-                self._store().describe(),
-            )
-            self._damaged = self._damage_told = True
+        newest = completed[-1]
+        self.look_again(newest.epoch)
+        if newest.number not in bad:
+            return
+        self._lost_in_a_row += 1
+        first = min(self._journal.epochs(), default=0)
+        _log.error(
+            "The newest checkpoint can't be loaded: %s. The next one is made at once. Look who deletes files from %s.",
+            f"recovery would replay everything since epoch {self.newest_epoch}"
+            if first <= self.newest_epoch + 1
+            else "until there is another, state is only on the hosts that have it",
+            self._store().describe(),
+        )
+        pending = PendingCheckpoint(newest.number, newest.epoch, Trigger[newest.trigger], newest.started_ms)
+        self._tolerance = dataclasses.replace(self._tolerance, in_a_row=self._lost_in_a_row - 1)
+        self._ended(pending.failed(Reason.LOST, bad[newest.number], self._clock_ms()))
 
     # How it ended
 
@@ -428,9 +449,10 @@ class Coordinator:
         if isinstance(outcome, Checkpoint):
             self._took_ms = outcome.completed_ms - outcome.started_ms
             self._not_before_s, self.code_changed, self._damaged = 0.0, False, False
+            if self._lost_in_a_row:  # whether it stays is not known yet
+                self._not_before_s = time.monotonic() + _pause_s(self._lost_in_a_row)
             return
-        pause_s = min(_LAST_RETRY_S, FIRST_RETRY_S * 2 ** (self._tolerance.in_a_row - 1))
-        self._not_before_s = time.monotonic() + pause_s
+        self._not_before_s = time.monotonic() + _pause_s(self._tolerance.in_a_row)
         if outcome.reason is Reason.STOPPED:
             return
         _log.warning("%s", outcome.sentence())
@@ -447,6 +469,11 @@ class Coordinator:
                 message, remedy="Mend the store, or raise checkpoint_failures, and start again."
             )
         _log.error("%s", message)
+
+
+def _pause_s(failures: int) -> float:
+    """How long nothing is tried again after so many in a row."""
+    return float(min(_LAST_RETRY_S, FIRST_RETRY_S * 2 ** (failures - 1)))
 
 
 class _Failure(Exception):

@@ -23,6 +23,7 @@ class Reason(enum.Enum):
     MISSING = "a host no longer has the version"
     DAMAGED = "a file on a host is not what was written"
     EXECUTORS = "the executors that have the versions were lost"
+    LOST = "the store no longer has all of its files"
     EXPIRED = "it took longer than checkpoint_timeout"
     FENCED = "a newer driver has taken over"
     STOPPED = "the run ended first"

@@ -53,16 +53,22 @@ def sort_out(
     )
 
 
-def lacking(completed: Sequence[Checkpoint], stored: Mapping[str, int]) -> dict[int, str]:
-    """The checkpoints that can't be loaded any more, by what their store has, and why: a file is gone, or cut short.
+def doubtful(completed: Sequence[Checkpoint], stored: Mapping[str, int]) -> set[str]:
+    """The files that checkpoints name and that a listing, with sizes, does not have as they were written."""
+    files = (file for checkpoint in completed for file in checkpoint.files)
+    return {file.key for file in files if stored.get(file.key) != file.size_bytes}
+
+
+def lacking(completed: Sequence[Checkpoint], sizes: Mapping[str, int | None]) -> dict[int, str]:
+    """The checkpoints that can't be loaded any more, and why: a file is gone from the store, or cut short.
 
     Args:
-        stored: the sizes of the files in the store, by key.
+        sizes: of the files that were looked at, by key; None: it is gone.
     """
     found = {}
     for checkpoint in completed:
         for file in checkpoint.files:
-            size = stored.get(file.key)
+            size = sizes.get(file.key, file.size_bytes)
             if size != file.size_bytes:
                 what = "is gone from the store" if size is None else f"has {size} bytes in the store"
                 found[checkpoint.number] = f"{file.key}, of {file.size_bytes} bytes, {what}"

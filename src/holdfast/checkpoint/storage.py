@@ -83,7 +83,7 @@ class Missing(StorageError):
 
 
 class Storage(Protocol):
-    """Seven verbs."""
+    """Eight verbs."""
 
     def put_file(self, name: str, path: Path) -> tuple[int, int]:
         """Copy a local file durably; the size in bytes and the crc32 of what was read."""
@@ -96,6 +96,9 @@ class Storage(Protocol):
 
     def get(self, name: str) -> bytes | None:
         """A file's bytes; None where there is none."""
+
+    def size(self, name: str) -> int | None:
+        """How large a file is, asked for by its name, since a listing may be out of date; None where there is none."""
 
     def list(self, prefix: str) -> builtins.list[tuple[str, int]]:
         """All names below a folder ("" is the whole store), at any depth, with sizes; sorted."""
@@ -172,6 +175,15 @@ class LocalStorage:
     def get(self, name: str) -> bytes | None:
         try:
             return (self._root / _checked(name)).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def size(self, name: str) -> int | None:
+        try:
+            with open(
+                self._root / _checked(name), "rb"
+            ) as file:  # a shared disk may know better once it is opened
+                return os.fstat(file.fileno()).st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -304,6 +316,14 @@ class ObjectStorage:
         try:
             with self._told("read", name, absent=Missing):
                 return bytes(store.get(key).bytes())
+        except Missing:
+            return None
+
+    def size(self, name: str) -> int | None:
+        store, key = self.connect(), _checked(name)
+        try:
+            with self._told("asked for", name, absent=Missing):
+                return int(store.head(key)["size"])
         except Missing:
             return None
 

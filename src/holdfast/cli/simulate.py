@@ -16,7 +16,7 @@ from holdfast.config import Settings, parse_duration_s, resolve
 from holdfast.errors import ConfigError, DirectoryError, MissingExtraError
 from holdfast.faults.chaos import parse_faults
 from holdfast.recovery.estimate import CONFIDENCE, Learned, Memory, Notice, covered
-from holdfast.recovery.memory import MEMORY
+from holdfast.recovery.memory import MEMORY, read_memory
 from holdfast.recovery.simulate import Result, Run, clairvoyant, taught
 from holdfast.recovery.simulate import simulate as walk
 from holdfast.recovery.trace import FILE, BackupLine, EpochLine, read_trace
@@ -75,6 +75,7 @@ def simulate(
             confidence=confidence,
             max_records=max(settings.max_records, *(e.records for e in epochs)),
             hosts=hosts,
+            share=_share(dir) if hosts > 1 else None,
             faults=[fault for fault in covered(notice) if fault in judged],
         )
         trials.append(_try(run, named, deadline_s))
@@ -112,6 +113,12 @@ def _try(run: Run, policies: dict[str, Policy], deadline_s: float) -> Trial:
         clairvoyant(run, deadline_s),
         {fault.label: round(seconds, 2) for fault, seconds in run.floors().items()},
     )
+
+
+def _share(directory: Path) -> float | None:
+    """Of all shards, those that a replay ran in the recorded run."""
+    memory = read_memory(directory)
+    return None if memory is None or memory.situation is None else memory.situation.share
 
 
 def _notice(settings: Settings) -> Notice:

@@ -18,6 +18,8 @@ _log = logging.getLogger("holdfast.driver")
 _LOOK_EVERY_S = 1.0
 _LONG_JOB_S = 2.0
 """A job that is over sooner is not looked at."""
+_IDLE_LOOKS = 60
+"""After so many looks without a job the thread ends; the next job starts another."""
 
 
 class Go(enum.Enum):
@@ -72,8 +74,9 @@ class Absence:
         if live:
             self._since_s = None
             return 0.0
-        now_s = self._clock_s()
-        since_s = self._since_s = now_s if self._since_s is None else self._since_s
+        now_s, since_s = self._clock_s(), self._since_s  # another thread may have seen one meanwhile
+        if since_s is None:
+            since_s = self._since_s = now_s
         return now_s - since_s
 
 
@@ -91,26 +94,34 @@ class Watch:
         self._in_vain, self._end, self._look_every_s = in_vain, end, look_every_s
         self._jobs: dict[int, float] = {}
         self._number = itertools.count()
-        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._watched = False
 
     @contextlib.contextmanager
     def job(self) -> Iterator[None]:
         """While a job runs."""
         number = next(self._number)
-        self._jobs[number] = time.monotonic()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._loop, name="holdfast-executors", daemon=True)
-            self._thread.start()
+        with self._lock:
+            self._jobs[number] = time.monotonic()
+            if not self._watched:
+                self._watched = True
+                threading.Thread(target=self._loop, name="holdfast-executors", daemon=True).start()
         try:
             yield
         finally:
-            del self._jobs[number]
+            with self._lock:
+                del self._jobs[number]
 
     def _loop(self) -> None:
-        long_s = min(_LONG_JOB_S, 2 * self._look_every_s)
+        long_s, idle = min(_LONG_JOB_S, 2 * self._look_every_s), 0
         while True:
             time.sleep(self._look_every_s)
-            oldest = min(self._jobs.copy().values(), default=None)
+            with self._lock:
+                oldest = min(self._jobs.values(), default=None)
+                idle = 0 if self._jobs else idle + 1
+                self._watched = idle < _IDLE_LOOKS
+            if not self._watched:
+                return
             if oldest is None or time.monotonic() - oldest < long_s:
                 continue
             try:

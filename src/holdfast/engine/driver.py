@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -117,6 +117,8 @@ class Driver:
         self._told_still: set[str] = set()
         self._shown: dict[str, Watermark] = {}
         self._stop = threading.Event()
+        self._unwanted = False
+        """Asked to stop before it stood."""
         self._upkeep = Upkeep([n.body for n in self._sinks.values()], Path(program.staging))
         self._last: Commit | None = None
         self._last_plan: Plan | None = None
@@ -150,6 +152,13 @@ class Driver:
 
     def start(self) -> None:
         """Stand at the last commit: publish what was decided, take over positions and schemas, bring back state."""
+        try:
+            self._start()
+        except Unwanted as told:
+            _log.warning("%s", told.message)
+            self._unwanted = True
+
+    def _start(self) -> None:
         reach("start.taken")
         last = self._journal.last_epoch()
         self._last = self._journal.commit(last) if last else None
@@ -173,13 +182,15 @@ class Driver:
         started = time.monotonic()
         if self._guard is not None:
             self._recovery.job_records = self._guard.job_records
-        self._recover()
-        self._note_expiries()
-        self._start_guard()
-        if self._coordinator.code_changed:
-            self._back_up()
-            self._coordinator.wait(self._settings.checkpoint_timeout_s)
-        self.restoring_s = time.monotonic() - started
+        try:
+            self._recover()
+            self._note_expiries()
+            self._start_guard()
+            if self._coordinator.code_changed:
+                self._back_up()
+                self._coordinator.wait(self._settings.checkpoint_timeout_s)
+        finally:
+            self.restoring_s = time.monotonic() - started
         self._upkeep.start()
 
     def _start_guard(self) -> None:
@@ -191,14 +202,18 @@ class Driver:
 
     def _since_backup(self) -> Iterator[Commit]:
         """What a replay would run."""
-        since = range(self._coordinator.newest_epoch + 1, self.last_epoch + 1)
-        return (c for c in map(self._journal.commit, since) if c is not None)
+        return (c for c in map(self._journal.commit, self._epochs_since()) if c is not None)
 
-    def _recover(self, damaged: str = "") -> None:
+    def _epochs_since(self) -> list[int]:
+        """The epochs since the newest checkpoint, as far as the log reaches back."""
+        return [e for e in self._journal.epochs() if self._coordinator.newest_epoch < e <= self.last_epoch]
+
+    def _recover(self, damaged: Mapping[tuple[str, int], str] | None = None) -> None:
         """Have every shard stand where the last commit says. What was rebuilt may have shown that a checkpoint is damaged."""
         if not self._recovery.recover(self._last, damaged):
             return
         if self._coordinator.look_again(self.last_epoch):
+            self._coordinator.found_damage()  # it is told below
             self._note_expiries()
         self._tell_what_is_replayed()
 
@@ -209,10 +224,9 @@ class Driver:
 
     def _note_expiries(self) -> None:
         """Know when what a replay would read expires, for the epochs of earlier lives too."""
-        newest = self._coordinator.newest_epoch
         if not any(_may_expire(s) for s in self._sources.values()):
             return
-        for epoch in range(newest + 1, self.last_epoch + 1):
+        for epoch in self._epochs_since():
             plan = self._journal.plan(epoch)
             if plan is not None:
                 self._coordinator.expires(epoch, self._expiry(plan))
@@ -228,6 +242,8 @@ class Driver:
         done = 0
         limit = self._settings.epochs
         try:
+            if self._unwanted:
+                return
             while not self._stop.is_set() and (limit is None or done < limit):
                 self._planning_at = time.perf_counter()
                 plan = self._journal.plan(self.last_epoch + 1) or self._new_plan()
@@ -620,13 +636,13 @@ class Driver:
 
 
 def _lost_again(epoch: int, lacking: Lacking) -> StateLostError:
-    uid, shard = lacking.shards[0]
+    (uid, shard), why = next(iter(lacking.damaged.items()), (lacking.shards[0], "it was not there"))
     return StateLostError(
         f"Epoch {epoch} found state missing or damaged {_REBUILT} times, each time after it had been rebuilt.",
         uid=uid,
         remedy="Look at the disks of the executors' hosts: what is written there does not stay. Nothing was committed; "
         "start again.",
-        detail=f"  the last time, shard {shard}: {lacking.damaged or 'it was not there'}",
+        detail=f"  the last time, shard {shard}: {why}",
     )
 
 

@@ -63,8 +63,8 @@ class Lacking:
     """Shards that do not have their committed version: (uid of the stage, shard)."""
 
     shards: list[tuple[str, int]]
-    damaged: str = ""
-    """What one of them found wrong with its files, where it had them."""
+    damaged: dict[tuple[str, int], str] = dataclasses.field(default_factory=dict)
+    """What some of them found wrong with their files, where they had them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +125,7 @@ def judge(
             return _unsettled(report.error, pinned, reports) or Failed(from_facts(report.error))
     lacking = sorted((r.stage, r.shard) for r in reports if r.lacking)
     if lacking:
-        return Lacking(lacking, next((r.damaged for r in reports if r.damaged), ""))
+        return Lacking(lacking, {(r.stage, r.shard): r.damaged for r in reports if r.damaged})
     skipped = sorted(r.task for r in reports if r.skipped)
     if skipped:
         return Skipped(skipped)

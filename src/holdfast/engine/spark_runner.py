@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -46,7 +45,7 @@ class SparkRunner:
         self.while_waiting: Callable[[], None] = lambda: None
         """Called now and then while there is no executor to run on; raises where nobody wants that any more."""
         self._watch = Watch(self._waits_in_vain, self._end_jobs)
-        self._tag, self._tagged = f"holdfast-{secrets.token_hex(4)}", threading.local()
+        self._tag = f"holdfast-{secrets.token_hex(4)}"
         self._doors = doors or open_doors(sc)
         self._local = is_local(sc)
         self._wait_for_home_s, self._say = wait_for_home_s, say
@@ -170,17 +169,21 @@ class SparkRunner:
         return done
 
     def _collect(self, tasks: list[Any]) -> list[bytes]:
+        return self._watched(lambda: self._doors.collect(tasks))
+
+    def _watched(self, job: Callable[[], list[bytes]]) -> list[bytes]:
         """Run a job. What Spark gives up because executors died is worth another try; all else is not."""
         from py4j.protocol import Py4JJavaError
 
         try:
             if self._local:
-                return self._doors.collect(tasks)
-            if not getattr(self._tagged, "done", False):
-                self._sc.addJobTag(self._tag)
-                self._tagged.done = True
-            with self._watch.job():
-                return self._doors.collect(tasks)
+                return job()
+            self._sc.addJobTag(self._tag)  # taken off again: the thread may be a user's, with jobs of its own
+            try:
+                with self._watch.job():
+                    return job()
+            finally:
+                self._sc.removeJobTag(self._tag)
         except Py4JJavaError as error:
             text = str(error.java_exception)
             if self._sc._jsc.sc().isStopped():
@@ -221,7 +224,10 @@ class SparkRunner:
         while True:
             self._check_runs()
             live = executors(self._sc)
-            self._learn_hosts([e for e in live if e[0] not in self._hosts])
+            try:
+                self._learn_hosts([e for e in live if e[0] not in self._hosts])
+            except JobLostError:
+                continue  # who was asked has died meanwhile
             here, homes = {self._hosts[e[0]] for e in live}, set(self._homes.values())
             self._deserted -= here
             verdict = go(
@@ -275,7 +281,8 @@ class SparkRunner:
     def _learn_hosts(self, unknown: list[tuple[str, str]]) -> None:
         """Ask executors that are new which host they are on, as reports name hosts."""
         for executor, host in unknown:
-            answer = self._doors.ask([f"executor_{host}_{executor}"], HostBody())
+            there = f"executor_{host}_{executor}"
+            answer = self._watched(lambda there=there: self._doors.ask([there], HostBody()))  # type: ignore[misc]
             found = msgspec.msgpack.decode(answer[0])
             # An executor that died meanwhile is answered for by another; that one's host is not its own.
             self._hosts[executor] = str(found["host"])

@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -70,6 +70,8 @@ class Recovery:
         self._progress = Progress(0)
         self._smaller = 1
         self._fruitless: collections.Counter[int] = collections.Counter()
+        self._loaded: dict[tuple[str, int], int] = {}
+        """The checkpoint that each shard was loaded from last, where it was."""
         self.last: Progress | None = None
         """What the last one took."""
         self._took = Took()
@@ -85,16 +87,18 @@ class Recovery:
         """How long the runner has waited for executors so far: that is no loading."""
         return float(getattr(self._runner, "waited_s", 0.0))
 
-    def recover(self, last: Commit | None, damaged: str = "") -> int:
+    def recover(self, last: Commit | None, damaged: Mapping[tuple[str, int], str] | None = None) -> int:
         """Have every shard stand at its committed version: how many had to be rebuilt.
 
-        `damaged`: what an epoch found wrong with the version of a shard, which may have come from a checkpoint.
+        `damaged`: what an epoch found wrong with versions of shards, which may have come from a checkpoint.
         """
         if last is None:
             return 0
         newest = self._catalog.newest(last.epoch, last_resort=True) if damaged else None
-        if newest is not None:
-            self._blame(newest, damaged)
+        for shard, damage in (damaged or {}).items():
+            if newest is not None and self._loaded.get(shard) == newest.number:
+                self._blame(newest, damage)
+                break
         started, rebuilt = time.monotonic(), 0
         self._smaller = 1
         for _ in range(_TRIES):
@@ -208,6 +212,7 @@ class Recovery:
         if any(a.lacking for a in answers):
             self._in_vain(checkpoint, "its files are whole, but don't lead to its versions")
             raise _Again
+        self._loaded.update({(u, n): checkpoint.number for u, n, scratch in wanted if not scratch})
         self._took.fetched_bytes += sum(a.fetched_bytes for a in answers)
         self._took.fetched_files += sum(len(a.stored.files) for a in asked if a.stored is not None)
         self._said(loaded=len(asked), loaded_bytes=sum(a.fetched_bytes for a in answers))
@@ -215,7 +220,10 @@ class Recovery:
     def _in_vain(self, checkpoint: Checkpoint, why: str) -> None:
         """It was loaded, and led nowhere. Once may be the host's fault; again and again is the checkpoint's."""
         self._fruitless[checkpoint.number] += 1
-        if self._fruitless[checkpoint.number] >= _FRUITLESS:
+        if self._fruitless[checkpoint.number] < _FRUITLESS:
+            return
+        others = any(c.number != checkpoint.number for c in self._catalog.completed())
+        if others or min(self._journal.epochs(), default=0) == 1:  # otherwise it is all there is
             self._catalog.condemn(checkpoint.number, why)
 
     def _blame(self, checkpoint: Checkpoint, damage: str) -> None:

@@ -21,6 +21,7 @@ from holdfast.checkpoint.storage import Missing, Storage, open_storage
 from holdfast.engine.keyed import stored_schema
 from holdfast.engine.program import Program, read_schemas
 from holdfast.engine.tasks import Shards, Where, facts_of, state_root
+from holdfast.state.shard import is_damage
 from holdfast.state.versions import Damaged, Folder
 
 
@@ -82,7 +83,15 @@ def _stands(program: Program, asked: Prepare, shards: Shards, root: str) -> bool
     operator = shards.operator(program, node)
     schema = stored_schema(node, read_schemas(asked.schemas), len(node.inputs))
     state = shards.state(program, asked.uid, asked.shard, operator, schema, root)
-    return not asked.stamp if state is None else state.stand_at(asked.stamp)
+    if state is None:
+        return not asked.stamp
+    try:
+        return state.stand_at(asked.stamp)
+    except Exception as error:
+        if not is_damage(error):
+            raise
+        state.distrust()
+        return False
 
 
 def fetch(storage: Storage, stored: StoredVersion, folder: Folder) -> int:

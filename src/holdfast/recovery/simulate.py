@@ -57,12 +57,15 @@ class Run:
         confidence: float,
         max_records: int,
         hosts: int = 1,
+        share: float | None = None,
         faults: Sequence[Fault] | None = None,
     ) -> None:
         self.epochs, self.learned, self.notice = list(epochs), learned, notice
         self.confidence, self.max_records = confidence, max_records
         self.faults = list(covered(notice) if faults is None else faults)
         self._hosts, self._packed = hosts, _packed(epochs, backups)
+        self._share = 1 / hosts if share is None else share
+        """Of all shards, those that a replay runs."""
         took_s = [b.took_s for b in backups if not b.failed]
         self.usual_backup_s = statistics.fmean(took_s) if took_s else 0.0
         """What a backup of the recorded run took on average; 0: it made none."""
@@ -103,7 +106,7 @@ class Run:
     def host_bound(self, stored_bytes: int, history: History, planned: int) -> float:
         """That of a lost host, which alone depends on history."""
         if stored_bytes not in self._host:
-            there = Situation(stored_bytes=stored_bytes, share=1 / self._hosts)
+            there = Situation(stored_bytes=stored_bytes, share=self._share)
             self._host[stored_bytes] = self._bounds(there, [f for f in self.faults if f is Fault.HOST])
         return self._host[stored_bytes](history, planned)
 

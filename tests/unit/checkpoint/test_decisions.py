@@ -27,7 +27,7 @@ from holdfast.checkpoint.policy import (
     due,
     parse_policy,
 )
-from holdfast.checkpoint.retention import generation_of, lacking, sort_out, upload_folder
+from holdfast.checkpoint.retention import doubtful, generation_of, lacking, sort_out, upload_folder
 from holdfast.errors import ConfigError
 from holdfast.state.versions import Manifest
 
@@ -141,9 +141,13 @@ def test_a_checkpoint_that_lost_a_file_or_a_part_of_one_is_told_by_the_listing(d
     completed = [made(n, 1, data.draw(of)) for n in range(1, data.draw(st.integers(0, 4)) + 1)]
     gone, short = set(data.draw(of)), set(data.draw(of))
     stored = {k: 3 if k in short else 10 for k in keys if k not in gone}
-    assert lacking(completed, {**stored, "somebody-elses": 1}).keys() == {
+    named = {f.key for c in completed for f in c.files}
+    asked = doubtful(completed, {**stored, "somebody-elses": 1})
+    assert asked == named & (gone | short)
+    assert lacking(completed, {key: stored.get(key) for key in asked}).keys() == {
         c.number for c in completed if {f.key for f in c.files} & (gone | short)
     }
+    assert lacking(completed, dict.fromkeys(asked, 10)) == {}, "the listing was out of date"
 
 
 def test_a_key_says_which_generation_uploaded_it() -> None:

@@ -126,6 +126,12 @@ def test_a_listing_is_sorted_goes_deep_and_takes_a_prefix_for_a_folder(store: St
     assert store.list("a") == []
 
 
+def test_a_file_tells_its_size_by_its_name(store: Storage) -> None:
+    store.put("a/b", b"four")
+    assert store.size("a/b") == 4
+    assert store.size("a/c") is None and store.size("a/b/c") is None
+
+
 def test_deleting_what_is_absent_is_no_error(store: Storage) -> None:
     for name in ("a/1", "a/2", "b"):
         store.put(name, b"x")
