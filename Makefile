@@ -25,7 +25,8 @@ demo: setup ## run the vehicle-map demo
 
 test: setup ## unit, spark and cluster tests that take seconds (PYTEST_ARGS="-k name" picks some)
 	@$(PYTEST) -m "not slow" -n 2 --dist loadfile tests/unit $(PYTEST_ARGS) $(NONE_IS_FINE)
-	@$(SHORT_LIVED) $(PYTEST) -m "not slow" tests/cluster tests/spark $(PYTEST_ARGS) $(NONE_IS_FINE)
+	@$(SHORT_LIVED) $(PYTEST) -m "not slow" tests/cluster $(PYTEST_ARGS) $(NONE_IS_FINE)
+	@$(SHORT_LIVED) $(PYTEST) -m "not slow" -n 2 --dist loadfile tests/spark $(PYTEST_ARGS) $(NONE_IS_FINE)
 
 test-slow: setup ## the tests that take minutes
 	@$(PYTEST) -m slow -n 2 tests/unit $(PYTEST_ARGS) $(NONE_IS_FINE)

@@ -1,6 +1,7 @@
 """A driver that is killed, or frozen, replaced and woken, at a named step; and what must have come of it."""
 
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from holdfast.faults.points import DRIVER_POINTS
 from holdfast.log.journal import Journal
 from tests import victim
 from tests.drivers import state_in
+from tests.mother import Child, Mother
 from tests.pipelines import Recipe
 from tests.spark.test_equals_runner import bytes_in, sinks_in
 
@@ -27,9 +29,18 @@ LOST = ("second", 1)
 """A shard behind another keyed stage: to rebuild it, that stage replays on scratch copies."""
 
 
-def start(folder: Path, backend: str, *more: str, **environment: str) -> subprocess.Popen[bytes]:
+Process = Child | subprocess.Popen[bytes]
+_mother = Mother()
+
+
+def start(folder: Path, backend: str, *more: str, **environment: str) -> Process:
+    """A life of a driver. With Spark it is started like any program; without, it is forked from one that has its imports."""
+    arguments = [str(folder), backend, *more]
+    if "spark" not in more:
+        folder.mkdir(parents=True, exist_ok=True)
+        return Child(_mother, arguments, environment, folder / f"errors-{secrets.token_hex(4)}")
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.victim", str(folder), backend, *more],
+        [sys.executable, "-m", "tests.victim", *arguments],
         env={**os.environ, **environment},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -105,16 +116,27 @@ def killed_at(folder: Path, backend: str, point: str, *more: str) -> None:
     check_store(folder)
 
 
-def frozen_at(folder: Path, backend: str, point: str, *more: str) -> subprocess.Popen[bytes]:
+def frozen_at(folder: Path, backend: str, point: str, *more: str) -> Process:
     """A life that stands still there."""
     frozen = start(folder, backend, *more, HOLDFAST_FREEZE_AT=point)
-    _, status = os.waitpid(frozen.pid, os.WUNTRACED)
-    assert os.WIFSTOPPED(status), f"{point} was not reached: {os.waitstatus_to_exitcode(status)}"
-    check_store(folder)
+    try:
+        assert stands_still(frozen), f"{point} was not reached: {frozen.returncode}"
+        check_store(folder)
+    except BaseException:
+        end(frozen)
+        raise
     return frozen
 
 
-def wake(folder: Path, frozen: subprocess.Popen[bytes], *, done: bool = True) -> None:
+def stands_still(process: Process) -> bool:
+    """Wait until it does; False: it has ended."""
+    if isinstance(process, Child):
+        return process.await_stop(120)
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    return os.WIFSTOPPED(status)
+
+
+def wake(folder: Path, frozen: Process, *, done: bool = True) -> None:
     """It must see that it was replaced, and change nothing: neither output nor commits, nor what checkpoints need.
 
     If its successor is not done with what was decided, it may still show some of that: the same files, whoever does it.
@@ -131,7 +153,7 @@ def wake(folder: Path, frozen: subprocess.Popen[bytes], *, done: bool = True) ->
     check_store(folder)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(process: Process) -> None:
     """Whatever has become of it."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
@@ -177,7 +199,7 @@ def crash_along(folder: Path, backend: str, points: Iterable[str], *more: str) -
 def freeze_along(folder: Path, backend: str, points: Iterable[str], *more: str) -> None:
     """Frozen at one point after the other: each life replaces the one before, which wakes while its successor stands still."""
     first_life(folder, backend, "long")
-    frozen: list[subprocess.Popen[bytes]] = []
+    frozen: list[Process] = []
     try:
         for point in points:
             lose(folder)

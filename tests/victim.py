@@ -2,8 +2,9 @@
 
 Two keyed stages with every kind of state; output in FOLDER/ours, the pipeline's directory in FOLDER/dir. With
 `spark` it runs on Spark in local mode, otherwise over the in-process runner. With `trim` the log goes as far as checkpoints
-allow, as it does by default. With `long` there is more to read, for many lives one after the other. With `at_least_once` output is published before the decision, and one sink is a function
-that leaves a line in FOLDER/called at each call. Ends like `holdfast run`: with the exit code of its error.
+allow, as it does by default. With `long` there is more to read, for many lives one after the other. With `at_least_once`
+output is published before the decision, and one sink is a function that leaves a line in FOLDER/called at each call. Ends
+like `holdfast run`: with the exit code of its error.
 """
 
 from __future__ import annotations

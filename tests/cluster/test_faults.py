@@ -52,6 +52,7 @@ def test_a_killed_worker_a_killed_executor_and_a_host_lost_with_its_disk_change_
     survive(cluster, tmp_path, [Fault.WORKER_KILL, Fault.EXECUTOR_KILL, Fault.HOST], backend)
 
 
+@pytest.mark.slow
 def test_a_fault_in_the_middle_of_the_recovery_from_another_changes_nothing(
     cluster: Cluster, tmp_path: Path
 ) -> None:
