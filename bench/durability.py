@@ -233,8 +233,12 @@ def killed(who: str, folder: Path, data: Path) -> float:
 
 
 def spawn(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
+    # What Spark leaves behind when it is killed goes with the folder.
+    environment = {**os.environ, "SPARK_LOCAL_DIRS": str(folder / "spark")}
     with open(folder / "log.txt", "ab") as log:
-        return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+        return subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict
@@ -31,6 +32,8 @@ from bench.nexmark.files import Prepared, prepare
 from bench.nexmark.queries import build
 from bench.nexmark.side import sources, speed
 from bench.peers import structured_streaming_nexmark as peer
+from bench.peers.environments import PeerError
+from tests.drivers import live
 
 
 def test_defaults_are_a_million_events_in_ten_epochs_on_both_sides() -> None:
@@ -43,7 +46,7 @@ def test_defaults_are_a_million_events_in_ten_epochs_on_both_sides() -> None:
         False,
     )
     assert (plan.source, plan.parallelism, plan.rounds, plan.crash) == ("files", (2,), 3, False)
-    assert (plan.per_file, plan.files, plan.their_files) == (25_000, (4, 10), (4, 10))
+    assert (plan.per_file, plan.files, plan.their_files) == (25_000, (4, 10), (10, 20))
     assert json.loads(json.dumps(asdict(plan)))["events"] == 1_000_000
 
 
@@ -70,8 +73,8 @@ def test_the_commands_that_the_docs_print_can_be_run() -> None:
 def test_files_fit_the_number_of_events(events: int) -> None:
     plan = arguments(["--events", str(events)])[0]
     assert plan.per_file % 50 == 0
-    assert plan.files == plan.their_files
-    assert all(plan.batches(files) >= 2 for files in plan.files)
+    assert plan.files and plan.their_files
+    assert all(plan.batches(files) >= 2 for files in (*plan.files, *plan.their_files))
     assert events < 1_000 or 20 <= plan.batches(1) <= 60
 
 
@@ -114,12 +117,15 @@ def test_it_is_found_by_its_name() -> None:
 # Speed
 
 
-def test_the_first_epoch_and_what_reads_nothing_are_not_counted() -> None:
+def test_what_is_read_before_a_side_is_warm_and_what_reads_nothing_is_not_counted() -> None:
     assert speed(1_000, [(10.0, 46), (11.0, 46), (13.0, 92), (25.0, 0)]) == {
         "events_per_s": 250,
         "seconds": 3.0,
-        "epochs": 4,
+        "epochs": [46, 46, 92],
     }
+    small_first = [(10.0, 2), (11.0, 8), (12.0, 40), (13.0, 50), (15.0, 100)]
+    assert speed(2_000, small_first)["events_per_s"] == round(2_000 * 150 / 200 / 3)
+    assert speed(100, [(10.0, 1), (12.0, 9)])["events_per_s"] == 45, "there is nothing behind it otherwise"
     assert speed(1_000, [(10.0, 46)])["events_per_s"] is None
 
 
@@ -129,6 +135,8 @@ def test_theirs_are_counted_alike() -> None:
         for at, rows in ((9, 46), (10, 46), (12, 92), (20, 1), (24, 0))
     ]
     assert peer.speed(1_000, batches) == {"records_per_s": 250, "seconds": 3.0}
+    batches[0]["numInputRows"] = 10
+    assert peer.speed(1_480, batches)["records_per_s"] == round(1_480 * 92 / 148 / 2)
     with pytest.raises(SystemExit, match="two batches"):
         peer.speed(1_000, batches[:1])
 
@@ -159,11 +167,14 @@ def test_medians_are_compared_and_the_best_mode_of_theirs_counts() -> None:
 
 def test_the_best_choice_of_ours_counts_too() -> None:
     found = result("q3", [300, 100, 200], {"hdfs 4": [100]})
-    found.spread["ours 10"] = [250, 240]
+    found.spread["ours 10"] = [250, 240, 245]
     settle(found)
     assert (found.ours, found.our_mode, found.ratio) == (245, "10", 2.45)
     assert found.our_modes == {"4": 200, "10": 245}
-    assert found.spread["ours"] == [250, 240]
+    assert found.spread["ours"] == [250, 240, 245]
+    found.spread["ours 20"] = [900]
+    settle(found)
+    assert (found.ours, found.our_mode) == (245, "10"), "one that was given up has been measured once"
 
 
 def test_there_is_no_ratio_where_a_side_is_wrong_or_not_there() -> None:
@@ -198,8 +209,13 @@ def test_the_summary_is_over_stateful_queries_that_both_ran() -> None:
         "checks": 3,
         "crashes_equal": 1,
         "crashes": 2,
+        "asked": "all equal, at least 3x in the median",
+        "met": False,
     }
-    assert summary([])["median_ratio_stateful"] is None
+    assert summary([])["median_ratio_stateful"] is None and not summary([])["met"]
+    assert summary([*found[:1], *found[2:5]])["met"]
+    assert not summary(found[:2])["met"], "2x are too few"
+    assert not summary([found[2], result("q7", [400], {}, theirs_equal=None)])["met"], "theirs is missing"
     assert "| q7 | 2 | yes, crashed with 4: NO | 400 (4) | 100 (hdfs 4) | 4x |" in table(found)
     assert "| q3 | 2 | yes, with 1: yes, with 4: NO | 200 (4) |" in table(found)
     assert {"query", "equal", "ours", "theirs", "ratio", "stateful", "spread", "note"} <= asdict(
@@ -312,7 +328,60 @@ def test_other_parallelisms_are_checked_once_and_crashes_are_dealt_out(
     *fine, broken = ([(c["parallelism"], c["equal"], c["note"]) for c in r.checks] for r in found)
     assert fine == [[(1, True, ""), (4, True, "")]] * 3
     assert broken == [(1, False, "it broke"), (4, False, "it broke")]
+    assert found[-1].equal is False, "equal is what is equal each time"
     assert found[0].equal and found[0].our_modes == {"2": 100, "1": 100}
+
+
+def test_a_crash_after_which_it_is_wrong_or_that_came_too_late_counts_against_the_query(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, known = plan_of(data, monkeypatch), Truth(data)
+    for found_by_crash, said in (
+        ({"equal": False, "why": "3 rows are missing"}, "after a crash it is not equal: 3 rows are missing"),
+        (OSError("no room"), "after a crash it is not equal: no room"),
+    ):
+
+        def crash(*facts: Any, outcome: Any = found_by_crash) -> Any:
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+
+        monkeypatch.setattr(benchmark, "crash_of", crash)
+        found = Result("q3", 2, True, "", equal=True)
+        benchmark.crashed(found, plan, known, 4)
+        assert found.equal is False and found.note == said and found.crash is not None
+        assert found.crash["parallelism"] == 4
+
+
+def test_rows_that_were_published_twice_are_seen_though_the_last_of_each_key_counts(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, known = plan_of(data, monkeypatch), Truth(data)
+    pipeline = build(
+        "q17", sources("q17", data, "files", 2, 2), hf.parquet(str(tmp_path / "out"), merge=False)
+    )
+    live(pipeline, tmp_path / "dir", trim_log=False)
+    assert benchmark.our_check("q17", tmp_path, plan, known, 2) == (True, "")
+    part = max((tmp_path / "out").glob("part-*.parquet"))
+    shutil.copy(part, part.with_name("part-00000099-00000.parquet"))
+    same, why = benchmark.our_check("q17", tmp_path, plan, known, 2)
+    assert not same and "were decided on" in why
+
+
+def test_parts_are_kept_together_as_long_as_nothing_else_has_changed(tmp_path: Path) -> None:
+    plan = arguments(["--queries", "q5"])[0]
+    report = {"machine": {"cores": 2}, "source": "abc", "plan": asdict(plan), "queries": [], "summary": {}}
+    kept = Kept(tmp_path / "nexmark.json", dict(report))
+    benchmark._keep(kept, [result("q5", [600], {"hdfs 4": [100]})])
+    now = {**report, "plan": asdict(arguments(["--queries", "q3"])[0])}
+    later = Kept(kept.file, {**now, "queries": benchmark.earlier(kept.file, now)})
+    benchmark._keep(later, [result("q3", [400], {"hdfs 4": [100]})])
+    assert [r["query"] for r in later.results["queries"]] == ["q3", "q5"]
+    assert later.results["summary"]["median_ratio_stateful"] == 5.0 and later.results["summary"]["met"]
+    benchmark._keep(later, [result("q3", [200], {"hdfs 4": [100]})])
+    assert [r["ratio"] for r in later.results["queries"]] == [2.0, 6.0]
+    assert benchmark.earlier(kept.file, {**now, "source": "abd"}) == []
+    assert not kept.file.exists() and kept.file.with_suffix(".previous.json").exists()
 
 
 def test_a_side_that_fails_is_told_of_and_the_rest_goes_on(
@@ -321,7 +390,7 @@ def test_a_side_that_fails_is_told_of_and_the_rest_goes_on(
     plan, known = plan_of(data, monkeypatch), Truth(data)
 
     def fail(*arguments: Any, **options: Any) -> Any:
-        raise (benchmark.PeerError if options else RuntimeError)("it broke\nin detail")
+        raise (PeerError if options else OSError)("it broke\nin detail")
 
     monkeypatch.setattr(benchmark, "our_run", fail)
     monkeypatch.setattr(benchmark, "run_peer", fail)
