@@ -94,7 +94,7 @@ class Visits(hf.Source):
     def _ends(self, number: int) -> int:
         """The second by which block `number` has ended; the last one was touched until the steady epochs were over."""
         blocks = self.opened // BLOCK
-        return number + 1 if number < blocks - 1 else blocks + self.steady + 1
+        return number if number < blocks - 1 else blocks + self.steady - 1
 
 
 def side(opened: int, steady: int, ending: int, backend: str) -> dict[str, Any]:

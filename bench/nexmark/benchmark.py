@@ -605,9 +605,7 @@ def arguments(argv: list[str]) -> tuple[Plan, bool, bool]:
         default="4,10",
         help="files of each kind that an epoch of ours takes, with commas; the best counts, a crash is with the first",
     )
-    parser.add_argument(
-        "--their-files", default="10,20", help="the same for a batch of theirs; the best counts"
-    )
+    parser.add_argument("--their-files", help="the same for a batch of theirs; the best counts")
     parser.add_argument("--stores", default="hdfs,rocksdb", help="their state stores; the best counts")
     parser.add_argument("--queries", default=",".join(QUERIES), help="which queries, with commas")
     parser.add_argument("--rounds", type=int, default=3, help="how often each side is run")
@@ -633,7 +631,9 @@ def arguments(argv: list[str]) -> tuple[Plan, bool, bool]:
     per_file = per_file_of(chosen.events) if chosen.per_file is None else chosen.per_file
     if per_file < ROUND or per_file % ROUND:
         parser.error(f"--per-file must be a multiple of {ROUND}, not {per_file}")
-    choices = [_numbers(chosen.files), _numbers(chosen.their_files)]
+    few = max(1, batches(chosen.events, per_file, 2))  # files of which there are two batches
+    theirs_asked = chosen.their_files or ",".join({str(n): n for n in (min(10, few), min(20, few))})
+    choices = [_numbers(chosen.files), _numbers(theirs_asked)]
     parallelism, others = _numbers(chosen.parallelism), _numbers(chosen.check_parallelism)
     if chosen.rounds < 1 or min((1, *choices[0], *choices[1], *parallelism, *others)) < 1 or not parallelism:
         parser.error("--rounds, files and parallelism must be at least 1")
