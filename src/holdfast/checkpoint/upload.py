@@ -195,13 +195,16 @@ class Uploads:
     """The uploads that go on in this worker while its tasks come and go: a task starts one, or asks how far it is."""
 
     def __init__(self) -> None:
-        self._running: dict[str, Upload] = {}
+        self._running: dict[tuple[str, ...], Upload] = {}
 
     def ask(self, request: Request, host: str, root: str | None) -> Uploaded:
         """Begin an upload, or tell how far it is."""
-        key = f"{request.url} {request.home} {request.folder}"  # a worker may serve several pipelines in its life
+        of = (request.url, request.home, request.folder)  # a worker may serve several pipelines in its life
+        # The request for another host may come here as well, if that is lost: each is answered for itself.
+        key = (*of, *(f"{one.uid}-{one.shard}" for one in request.shards))
         if key not in self._running:
-            self._running.clear()  # one at a time: an older one was given up by the driver
+            for old in [k for k in self._running if k[: len(of)] != of]:
+                del self._running[old]  # it was given up by the driver
             upload = self._running[key] = Upload(request, host, root)
             os.nice(5 if os.nice(0) < 5 else 0)  # shards come first
             threading.Thread(target=upload.run, daemon=True, name="holdfast-upload").start()

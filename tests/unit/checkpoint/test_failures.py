@@ -10,6 +10,7 @@ import holdfast as hf
 from holdfast.checkpoint.coordinator import Expired
 from holdfast.checkpoint.lifecycle import FailedCheckpoint, Reason
 from holdfast.checkpoint.metadata import Checkpoint
+from holdfast.checkpoint.upload import Request, ShardUpload, Uploads
 from holdfast.engine.local import LocalRunner
 from holdfast.errors import FencedError, JobLostError, UserCodeError
 from holdfast.log.journal import Journal
@@ -172,3 +173,28 @@ def test_a_checkpoint_that_is_under_way_when_the_run_fails_is_stopped_and_nobody
     assert failures(life) == [Reason.STOPPED]
     assert "failed" not in caplog.text
     assert life.catalog.completed() == []
+
+
+def test_a_request_that_comes_to_another_host_than_it_was_for_is_answered_for_itself(tmp_path: Path) -> None:
+    """It got the answer to the other's, and the checkpoint failed for a reason that nobody had foreseen."""
+    life = run(make(counting(), tmp_path / "p", checkpoint="never", parallelism=2, epochs=3, drain=False))
+    commit, program = life.journal.commit(3), life.program
+    assert commit is not None
+    (uid,) = commit.shards
+    stamps = [shard.sealed.stamp for shard in commit.shards[uid]]
+
+    def request(shard: int, folder: str = "c00000001-g1-1") -> Request:
+        one = ShardUpload(uid, shard, stamps[shard], [])
+        return Request(folder, str(tmp_path / "store"), {}, program.state_root, program.home, [one])
+
+    here, uploads = str(tmp_path / "elsewhere"), Uploads()
+    done = {}
+    for shard, root in ((0, None), (1, here)):
+        while not (told := uploads.ask(request(shard), "host", root)).done:
+            time.sleep(0.01)
+        done[shard] = told
+    assert list(done[0].versions[uid]) == [0] and not done[0].reason
+    assert done[1].reason == Reason.MISSING.name and done[1].lost == [(uid, 1)]
+    assert uploads.ask(request(0), "host", None) == done[0], "it is not begun again"
+    uploads.ask(request(0, "c00000002-g1-2"), "host", None)
+    assert len(uploads._running) == 1, "what was given up is forgotten"
