@@ -38,6 +38,7 @@ class Context:
 
     __slots__ = (
         "_at",
+        "_clocked",
         "_key",
         "_late",
         "_order",
@@ -57,9 +58,11 @@ class Context:
         now_ms: int,
         outputs: dict[str, list[Record]] | None = None,
         watermark: int = MIN_TIME,
+        clocked: bool = True,
     ) -> None:
         self.uid = uid
         self.epoch = epoch
+        self._clocked = clocked
         self.now_ms = now_ms
         self._outputs = {} if outputs is None else outputs
         self._order = ""
@@ -88,6 +91,13 @@ class Context:
 
         The same time and name twice is one timer. One in the past fires at the end of this epoch.
         """
+        if not self._clocked:
+            raise PipelineError(
+                "A timer on event time would never fire: the stream has none.",
+                uid=self.uid,
+                remedy='Say where it is before key_by: stream.event_time("ts", out_of_order="5s"). Or go by the clock: '
+                "ctx.set_clock_timer(…).",
+            )
         self._book().set(EVENT, self._key, instant_us(at), name)
 
     def delete_timer(self, at: int | datetime.datetime, name: str = "") -> None:

@@ -256,7 +256,11 @@ class _AsOf(_Join):
     def apply(self, work: Work) -> None:
         shelves = [Shelf(work, name) for name in SHELVES]
         orders, versions = shelves
-        came = [self.on_time(work, s, n, t) for n, (s, t) in enumerate(zip(shelves, _LATE, strict=True))]
+        # What is out is out; for the records still to come a version counts, however late it was.
+        came = [
+            self.on_time(work, s, n, t, all_count=n == 1)
+            for n, (s, t) in enumerate(zip(shelves, _LATE, strict=True))
+        ]
         left = joined(orders.rows(orders.due(work.after)), came[0])
         ready = left.times <= work.after
         changed = np.flatnonzero(left.stored | ~ready)

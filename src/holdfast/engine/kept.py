@@ -213,8 +213,11 @@ class KeepingOperator(Operator):
 
     timed = True
 
-    def on_time(self, work: Work, shelf: Shelf, number: int, tag: str) -> Rows:
-        """What came on a side, without what is late by the clock before the epoch: that comes out at the side."""
+    def on_time(self, work: Work, shelf: Shelf, number: int, tag: str, *, all_count: bool = False) -> Rows:
+        """What came on a side, without what is late by the clock before the epoch: that comes out at the side.
+
+        `all_count`: late ones are told of all the same, but taken.
+        """
         side = next((s for s in work.sides if s.number == number), None)
         rows = shelf.came(side, self.node)
         behind = rows.times <= work.before
@@ -222,7 +225,7 @@ class KeepingOperator(Operator):
             return rows
         assert side is not None
         self.push_late(work, side, behind, tag)
-        return rows.where(~behind)
+        return rows if all_count else rows.where(~behind)
 
     def push_late(self, work: Work, side: Side, behind: Mask, tag: str) -> None:
         """Count records that came too late, and push them as they were."""

@@ -346,7 +346,8 @@ def _apply(
         if sides or late or (operator.timed and state.key_types):
             report.records_in = sum(s.table.num_rows for s in sides)
             state.key_types = _wider(state.key_types, _key_types(node, sides), node.uid)
-            context = Context(node.uid, header.epoch, header.now_ms, watermark=before)
+            clocked = bool(clocked_by(program.stages.graph, node))
+            context = Context(node.uid, header.epoch, header.now_ms, watermark=before, clocked=clocked)
             behind = by_key_group([t for _, t in late])[0] if late else None
             key = sides[0].key if sides else _key_of(node)
             work = Work(sides, key, state, context, chain.outputs, book, behind, before, after)

@@ -82,7 +82,8 @@ class TimeStep:
 
     def _times(self, batch: Batch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         try:
-            return times_of(_column(batch, self._body.column), Stamp(self._body.column, self._body.unit))
+            column = _column(batch, self._body.column, self._body.missing)
+            return times_of(column, Stamp(self._body.column, self._body.unit))
         except SchemaError as error:
             raise error.at(self._node.uid, self._node.where) from None
 
@@ -103,24 +104,28 @@ class TimeStep:
         return Batch(table=table.filter(pa.array(~missing))), times[~missing]
 
 
-def _column(batch: Batch, name: str) -> pa.Array | pa.ChunkedArray:
+def _column(batch: Batch, name: str, missing: str) -> pa.Array | pa.ChunkedArray:
     table = batch.known_table
     if table is not None:
         if name not in table.schema.names:
             raise _no_time(name, table.schema.names)
         return table.column(name)
     rows = batch.rows()
-    try:
-        return _array([r[name] for r in rows], name)
-    except KeyError:
-        raise _no_time(name, list(rows[0])) from None
+    if missing == "side":  # a dict that lacks it has no time, like a row in which it is null
+        return _array([r.get(name) for r in rows], name)
+    lacking = next((r for r in rows if name not in r), None)
+    if lacking is not None:
+        raise _no_time(name, list(lacking))
+    return _array([r[name] for r in rows], name)
 
 
 def _array(values: list[Any], name: str) -> pa.Array:
+    """Times as they are in dicts; a whole number may be a float there, whatever else is in the batch."""
+    whole = [int(v) if isinstance(v, float) and v.is_integer() else v for v in values]
     try:
-        return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise SchemaError(f"The times in {name!r} are not of one type: {error}") from None
+        return pa.array(whole)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        raise SchemaError(f"The times in {name!r} are not of one type, or too large: {error}") from None
 
 
 def _no_time(name: str, there: list[str]) -> SchemaError:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.errors import PipelineError
 from holdfast.io.base import Offer, Source
 from holdfast.log.records import Commit, Plan
 from holdfast.metrics import Watermark
@@ -23,6 +24,7 @@ from holdfast.time.watermarks import (
     merge,
     planned,
     still_idle,
+    upto_us,
     watermark,
 )
 
@@ -160,12 +162,16 @@ def _splits(
 
 
 def _given(one: Assigner, offers: Mapping[str, Offer], held: Collection[str]) -> dict[str, int]:
-    return {
-        split_name(uid, split): at_ms * 1000 + 999
-        for uid in one.sources
-        if uid not in held
-        for split, at_ms in offers[uid].watermarks.items()
-    }
+    found = {}
+    for uid in one.sources:
+        for split, at_ms in offers[uid].watermarks.items() if uid not in held else ():
+            try:
+                mark = upto_us(at_ms)
+            except PipelineError as error:
+                raise error.at(uid, None) from None
+            if mark is not None:
+                found[split_name(uid, split)] = mark
+    return found
 
 
 def shown_time(

@@ -271,6 +271,8 @@ class FilesSource(Source):
             backlog=self._backlog(chosen.rest, chosen.part),
             exhausted=ends,
             splits=[_WHOLE],
+            # A file that has yet to settle is not idleness.
+            waiting=[_WHOLE] if left is not None or chosen.part is not None else [],
         )
 
     def _choose(self, waiting: list[Found], taken: Taken, limit: Limit) -> _Chosen:

@@ -159,7 +159,8 @@ class AsOfJoin:
 
         It comes out when the watermark has passed it, so that the result does not depend on what came first. Of
         several on the right with one time, the one that came last counts. The event time is that of the left.
-        Results and late records are as for `IntervalJoin.select`.
+        Results and late records are as for `IntervalJoin.select`, except that a late one of the right counts for what
+        comes out from then on.
 
         Args:
             how: "left", or "inner" to leave out records for which the right had nothing.

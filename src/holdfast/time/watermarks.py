@@ -60,7 +60,7 @@ class Bounded(Watermarks):
         return f"{self.lag_us / 1e6:g} s behind" if self.lag_us else "ascending"
 
 
-def _upto_us(made: Any) -> int | None:
+def upto_us(made: Any) -> int | None:
     """The last microsecond of a millisecond that a user's function gave."""
     if made is None:
         return None
@@ -79,7 +79,7 @@ class Periodic(Watermarks):
     function: Callable[[int], int | None]
 
     def mark(self, greatest: int) -> int | None:
-        return _upto_us(self.function(greatest // 1000))
+        return upto_us(self.function(greatest // 1000))
 
     def describe(self) -> str:
         return "periodic"
@@ -94,7 +94,7 @@ class Punctuated(Watermarks):
     so_far = False
 
     def mark_of(self, record: dict[str, Any]) -> int | None:
-        return _upto_us(self.function(record))
+        return upto_us(self.function(record))
 
     def describe(self) -> str:
         return "punctuated"
@@ -226,15 +226,23 @@ def event_clock(
 ) -> int:
     """An operator's event clock: the least watermark of the assigners above it, never less than it was.
 
-    Where all splits of all of them are idle, it is the greatest mark: nobody is there to wait for.
+    Where all splits of all of them are idle, it is the greatest mark: nobody is there to wait for. So it is beside streams
+    that have ended: those say nothing of when an idle one goes on.
+
+    >>> ended, silent = {"0": MAX_TIME}, {"1": 5}
+    >>> (
+    ...     event_clock({"a": ended, "b": silent}, {"b": ["1"]}, "ab"),
+    ...     event_clock({"a": ended}, {}, "a") == MAX_TIME,
+    ... )
+    (5, True)
     """
     uids = list(assigners)
     known = [watermark(marks.get(uid, {}), idle.get(uid, ())) for uid in uids]
     active = [mark for mark in known if mark is not None]
-    if active:
+    if active and (len(active) == len(known) or min(active) < MAX_TIME):
         return max(before, min(active))
     everything = [mark for uid in uids for mark in marks.get(uid, {}).values()]
-    return max([before, *everything])
+    return max([before, *(mark for mark in everything if mark < MAX_TIME)])
 
 
 def holding(
@@ -249,7 +257,7 @@ def holding(
         (mark, uid, split)
         for uid in assigners
         for split, mark in marks.get(uid, {}).items()
-        if split not in idle.get(uid, ())
+        if split not in idle.get(uid, ()) and mark < MAX_TIME
     ]
     if not found:
         return None

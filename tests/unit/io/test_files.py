@@ -198,7 +198,9 @@ def test_a_file_is_taken_only_when_it_has_settled(tmp_path: Path, reader: Make) 
     assert values(source.read(source.plan(now_ms=112_000))) == [0]
     waiting = source.plan(now_ms=115_000)
     assert (waiting.ranges, waiting.backlog) == ([], 0)
+    assert waiting.waiting == waiting.splits, "a folder in which a file settles is not idle"
     assert values(source.read(source.plan(now_ms=119_000))) == [1]
+    assert source.plan(now_ms=120_000).waiting == []
 
 
 def test_a_source_that_does_not_watch_ends_with_the_last_file_that_is_left(

@@ -132,6 +132,24 @@ def test_the_end_of_a_bounded_source_is_the_end_of_time() -> None:
     assert results(result) == [(2, 1), (2, 1)]
 
 
+def test_a_stream_that_has_ended_does_not_take_an_idle_one_to_the_end_of_time_with_it() -> None:
+    """All windows were closed then, and whatever the idle one had to say later was late, for good."""
+    made = hf.Pipeline("p")
+    old = made.read("old", Script([{"0": at(1)}, {"0": at(12)}])).event_time("at", unit="s", uid="old.time")
+    quiet: list[dict[str, list[Row]]] = [{"0": at(2)}, {"0": at(15)}, {}, {}, {}, {}]
+    live_source = Script([*quiet, {"0": at(16)}, {"0": at(40)}], splits=["0"], bounded=False)
+    new = made.read("new", live_source).event_time("at", unit="s", idle_after="3s", uid="new.time")
+    out = old.union(new).key_by("k").window(hf.tumbling("10s")).aggregate("w", n=hf.count())
+    out.write("out", hf.memory())
+    out.side("late").write("late", hf.memory())
+    made.read("ticks", Script([{"0": at(0)}] * 8, bounded=False)).write("ticked", hf.memory())
+    result = hf.testing.run(made, step_ms=1000)
+    assert any(plan.idle for plan in result.plans) and result.plans[-1].ended == ["old.time"]
+    assert max(clocks(result)) == 40 - 1 / S and clocks(result) == sorted(clocks(result))
+    assert result.rows("late") == []
+    assert [n for _, n in results(result)] == [2, 3]
+
+
 def test_a_folder_that_is_still_empty_holds_the_clock_until_it_is_idle(tmp_path: Path) -> None:
     source = Script([{"0": at(t)} for t in (1, 12, 25, 38)], bounded=False)
     silent = hf.files(tmp_path, "jsonl", {"k": str, "at": int, "v": int})
@@ -295,6 +313,67 @@ def test_records_without_a_time_fail_or_come_out_at_the_side() -> None:
     result = hf.testing.run(made)
     assert result.rows("without") == [{"k": "a", "at": None}]
     assert sorted(r["k"] for r in result.rows("out")) == ["a", "b"]
+
+
+def test_a_dict_that_lacks_the_time_has_none_and_a_whole_number_may_be_a_float() -> None:
+    """Behind a function records are dicts: they were read by other rules than tables."""
+
+    def parse(row: Row) -> Row:
+        return {
+            "k": row["k"],
+            **({} if row["v"] == 1 else {"at": float(row["v"]) if row["v"] == 2 else row["v"]}),
+        }
+
+    rows = [{"k": "a", "v": n} for n in range(4)]
+    made = hf.Pipeline("p")
+    parsed = made.read("in", hf.records(rows)).map(parse, schema={"k": str, "at": int})
+    timed = parsed.event_time("at", unit="s", missing="side")
+    timed.key_by("k").window(hf.tumbling("10s")).aggregate("w", n=hf.count()).write("out", hf.memory())
+    timed.side("untimed").write("without", hf.memory())
+    result = hf.testing.run(made)
+    assert [r["n"] for r in result.rows("out")] == [3] and len(result.rows("without")) == 1
+
+
+def test_a_dict_without_a_time_is_shown_as_it_is_and_one_too_large_is_named() -> None:
+    for made_of, said in (
+        (lambda r: {"k": "a"} if r["v"] else {"k": "a", "at": 1}, r"there are \['k'\]"),
+        (
+            lambda r: {"k": "a", "at": 2**70},
+            "too large",
+        ),
+    ):
+        made = hf.Pipeline("p")
+        parsed = made.read("in", hf.records([{"v": 0}, {"v": 1}])).map(made_of)
+        parsed.event_time("at", unit="s", uid="timed").write("out", hf.memory())
+        with pytest.raises(SchemaError, match=said) as told:
+            hf.testing.run(made)
+        assert told.value.uid == "timed"
+
+
+def test_a_timer_on_event_time_where_there_is_none_is_refused() -> None:
+    """It was accepted, never fired, and was kept for ever."""
+
+    class Waits(hf.KeyedProcess):
+        def process(self, key: Any, record: Row, ctx: hf.Context) -> Any:
+            ctx.set_timer(record["at"] + 600_000)
+
+        def on_timer(self, key: Any, timer: hf.Timer, ctx: hf.Context) -> Any:
+            yield {"k": key}
+
+    made = hf.Pipeline("p")
+    made.read("in", hf.records(at(1))).key_by("k").process("waits", Waits()).write("out", hf.memory())
+    with pytest.raises(PipelineError, match="would never fire") as told:
+        hf.testing.run(made)
+    assert told.value.uid == "waits" and "set_clock_timer" in str(told.value)
+
+
+@pytest.mark.parametrize("at_ms", [2**63 - 1, 2**62 // 1000, 1.5, "soon"])
+def test_a_watermark_that_a_source_gives_is_looked_at(at_ms: Any) -> None:
+    source = Script([{"0": at(1)}, {"0": at(2)}], splits=["0"])
+    source.watermarks = [{"0": 500}, {"0": at_ms}]
+    with pytest.raises(PipelineError, match="whole milliseconds") as told:
+        hf.testing.run(counted(source, watermark=hf.from_source()))
+    assert told.value.uid == "in"
 
 
 @pytest.mark.parametrize("taken", [True, False], ids=["taken", "left"])
