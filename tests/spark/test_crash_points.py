@@ -15,6 +15,7 @@ def test_on_spark_the_driver_is_killed_after_a_decision_and_in_the_recovery_from
     crash_along(tmp_path, "rocksdb", ["commit.after_record", "recovery.loaded"], "spark")
 
 
+@pytest.mark.slow
 def test_on_spark_the_driver_is_frozen_before_a_decision_replaced_and_woken(tmp_path: Path) -> None:
     freeze_along(tmp_path, "heap", ["commit.before_record"], "spark")
 

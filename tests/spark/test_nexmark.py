@@ -33,10 +33,10 @@ def plan(data: Path, monkeypatch: pytest.MonkeyPatch) -> benchmark.Plan:
 @pytest.mark.parametrize(
     ("query", "source", "backend"),
     [
-        ("q1", "files", "heap"),
+        pytest.param("q1", "files", "heap", marks=pytest.mark.slow),
         ("q3", "generator", "heap"),
         ("q5", "files", "rocksdb"),
-        ("q8", "generator", "rocksdb"),
+        pytest.param("q8", "generator", "rocksdb", marks=pytest.mark.slow),
         ("q9", "files", "heap"),
         ("q12", "files", "heap"),
         ("q16", "generator", "heap"),
@@ -47,7 +47,7 @@ def test_a_query_gives_duckdbs_answer(
     spark: Any, tmp_path: Path, data: Path, plan: benchmark.Plan, query: str, source: str, backend: str
 ) -> None:
     found = measure(query, tmp_path, data, source=source, files=2, backend=backend, spark=spark)
-    assert found["epochs"] >= 6
+    assert len(found["epochs"]) >= 6
     assert found["events_per_s"] > 0
     assert not any(found["late"].values())
     assert our_check(query, tmp_path, plan, Truth(data), 2) == (True, "")

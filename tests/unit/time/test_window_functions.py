@@ -620,6 +620,7 @@ def test_an_assigner_that_gives_no_windows_but_something_else_is_named() -> None
             over(epochs(at(1)), Wrong(wrong))
 
 
+@pytest.mark.slow
 def test_the_same_plans_lead_to_the_same_rows_with_any_parallelism() -> None:
     events = [{"k": f"k{i % 5}", "at": (i * 7919) % 300, "v": i} for i in range(400)]
     triggers = [
