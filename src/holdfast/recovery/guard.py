@@ -160,6 +160,9 @@ class Guard:
         self.retry_s = FIRST_RETRY_S
         self.decision = Decision()
         self.estimates: list[Estimate] = []
+        self._bounded: list[Estimate] | None = None
+        """Of which estimates `_worst` is the worst."""
+        self._worst: tuple[Estimate, float]
         self._infeasible_told, self._told_s = False, -_TELL_EVERY_S
         self.cost_s = 0.0
         """What estimating and deciding have cost so far."""
@@ -391,8 +394,10 @@ class Guard:
 
     def worst(self) -> tuple[Estimate, float]:
         """The fault whose bound is the largest, and that bound."""
-        bounds = [(e, e.bound(self._settings.confidence)) for e in self.estimates]
-        return max(bounds, key=lambda one: one[1])
+        if self._bounded is not self.estimates:  # it is asked for more often than it changes
+            bounds = [(e, e.bound(self._settings.confidence)) for e in self.estimates]
+            self._bounded, self._worst = self.estimates, max(bounds, key=lambda one: one[1])
+        return self._worst
 
     def forecasts(self) -> dict[str, Forecast]:
         """As the status has it."""
