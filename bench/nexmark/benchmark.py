@@ -45,6 +45,7 @@ from bench.nexmark.oracle import QUERIES, Sorted, equal
 from bench.nexmark.results import final, processed, truth, written
 from bench.nexmark.side import sources
 from bench.peers.environments import make_environment, run_peer
+from bench.recoveries import first_line
 from holdfast.log.journal import Journal
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -568,10 +569,6 @@ def table(results: list[Result]) -> str:
             f"| {r.query} | {r.parallelism} | {right} | {speeds[0]}{mine} | {speeds[1]}{mode} | {ratio} | {r.note} |"
         )
     return "\n".join(lines)
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def per_file_of(events: int) -> int:

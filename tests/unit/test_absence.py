@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.engine import spark_runner
 from holdfast.engine.absence import Absence, Go, Watch, go
 from holdfast.engine.driver import Driver
 from holdfast.engine.local import LocalRunner
-from holdfast.errors import FencedError
+from holdfast.engine.spark_runner import SparkRunner
+from holdfast.errors import FencedError, JobLostError
 from holdfast.log.journal import Journal
 from tests.drivers import live, make
 from tests.pipelines import Recipe
@@ -89,6 +91,36 @@ def test_who_can_not_say_whether_executors_are_there_ends_nothing() -> None:
         asked.clear()
         assert asked.wait(10), "it goes on looking"
     assert not ended.is_set()
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_who_can_not_say_on_which_host_it_is_is_asked_again_only_if_it_has_died(
+    monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    """One that lives and can't, for want of Python perhaps, will not learn it: that is an error, and no loop."""
+    runner = SparkRunner.__new__(SparkRunner)
+    runner._sc, runner._hosts, runner._homes, runner._deserted = None, {}, {}, set()  # type: ignore[assignment]
+    runner._absence, runner._wait_for_home_s, runner._wait_for_executors_s = Absence(), 0.0, 60.0
+    there = [("1", "a")]
+    asked: list[str] = []
+
+    def learn(unknown: list[tuple[str, str]]) -> None:
+        asked.extend(name for name, _ in unknown)
+        if unknown == [("1", "a")]:
+            if dies:
+                there[:] = [("2", "a")]
+            raise JobLostError("Spark gave a job up")
+        runner._hosts.update(unknown)
+
+    monkeypatch.setattr(runner, "_learn_hosts", learn)
+    monkeypatch.setattr(runner, "_check_runs", lambda: None)
+    monkeypatch.setattr(spark_runner, "executors", lambda sc: list(there))
+    if dies:
+        assert runner._await_homes(time.monotonic()) == [("2", "a")] and asked == ["1", "2"]
+        return
+    with pytest.raises(JobLostError):
+        runner._await_homes(time.monotonic())
+    assert asked == ["1"]
 
 
 class Deserted(LocalRunner):

@@ -24,13 +24,11 @@ from typing import IO, Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from holdfast.errors import ConfigError
-from holdfast.log.disk import sync_above, sync_folder
+from holdfast.log.disk import ABANDONED_S, sync_above, sync_folder
 
 CHUNK_BYTES = 1 << 20
 """How much of a file is held at once while it is read, written and summed up."""
 
-ABANDONED_S = 6 * 3600.0
-"""What nobody has written to for so long was begun by somebody who was killed."""
 _SWEEP_EVERY_S = 600.0
 _PART_BYTES = 8 << 20
 _MOST_PARTS = 9_000  # S3 takes 10,000
@@ -180,9 +178,8 @@ class LocalStorage:
 
     def size(self, name: str) -> int | None:
         try:
-            with open(
-                self._root / _checked(name), "rb"
-            ) as file:  # a shared disk may know better once it is opened
+            # A shared disk may know better once it is opened.
+            with open(self._root / _checked(name), "rb") as file:
                 return os.fstat(file.fileno()).st_size
         except (FileNotFoundError, NotADirectoryError):
             return None

@@ -9,10 +9,9 @@ from typing import Any
 from holdfast.data.shown import shown
 from holdfast.errors import EngineError, HoldfastError, UserCodeError
 from holdfast.plan.graph import Node
-from holdfast.state.shard import DamageFound, is_damage
+from holdfast.state.shard import DamageFound, is_own_damage
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_STATE = os.path.join(_PACKAGE, "state")
 _RECORD_LIMIT = 500
 LOOP_FILE = "<holdfast loop>"
 """What tracebacks call the loop over records, which is written at run time."""
@@ -24,7 +23,7 @@ def user_error(
     """The error to report for an exception in a user's function. One of ours keeps its type."""
     if isinstance(error, HoldfastError):
         return error.at(node.uid, node.where)
-    if _is_of_state(error):
+    if is_own_damage(error):
         return DamageFound(said(error), uid=node.uid, where=node.where)
     lines = [f"  record: {shown(record, _RECORD_LIMIT)}"]
     if window is not None:
@@ -71,12 +70,6 @@ def user_traceback(error: BaseException, redact: bool = False) -> str:
     own = [f for f in frames if not _is_ours(f.filename)] or list(frames)
     last = [type(error).__name__] if redact else traceback.format_exception_only(error)
     return "".join(["Traceback (most recent call last):\n", *traceback.format_list(own), *last]).rstrip()
-
-
-def _is_of_state(error: BaseException) -> bool:
-    """Whether state itself is damaged, and the function only asked for it. A database of the user's own may be too."""
-    frames = [f.filename for f in traceback.extract_tb(error.__traceback__) if "rocksdict" not in f.filename]
-    return bool(frames) and os.path.abspath(frames[-1]).startswith(_STATE) and is_damage(error)
 
 
 def _is_ours(filename: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import secrets
 import time
@@ -227,6 +228,8 @@ class SparkRunner:
             try:
                 self._learn_hosts([e for e in live if e[0] not in self._hosts])
             except JobLostError:
+                if set(live) <= set(executors(self._sc)):
+                    raise
                 continue  # who was asked has died meanwhile
             here, homes = {self._hosts[e[0]] for e in live}, set(self._homes.values())
             self._deserted -= here
@@ -282,7 +285,7 @@ class SparkRunner:
         """Ask executors that are new which host they are on, as reports name hosts."""
         for executor, host in unknown:
             there = f"executor_{host}_{executor}"
-            answer = self._watched(lambda there=there: self._doors.ask([there], HostBody()))  # type: ignore[misc]
+            answer = self._watched(functools.partial(self._doors.ask, [there], HostBody()))
             found = msgspec.msgpack.decode(answer[0])
             # An executor that died meanwhile is answered for by another; that one's host is not its own.
             self._hosts[executor] = str(found["host"])

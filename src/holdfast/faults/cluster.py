@@ -107,6 +107,11 @@ class Cluster:
         """What a process has written so far."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
+    def executor_logs(self) -> list[Path]:
+        """What executors have written, of every application that ran here and every host that is left."""
+        homes = (self.folder / f"host{number}" / "work" for number in self.hosts)
+        return [log for home in homes for log in home.glob("app-*/*/stderr")]
+
     def _spawn(self, name: str, main: str, arguments: list[str], environment: dict[str, str]) -> None:
         import pyspark
 

@@ -344,7 +344,7 @@ class Experiment:
     def tails(self) -> str:
         """The last lines of the application, its supervisor and the newest executors."""
         logs = [self._log, self.directory / "spark.log"]
-        logs += sorted(self.cluster.folder.glob("host*/work/app-*/*/stderr"), key=_written)[-3:]
+        logs += sorted(self.cluster.executor_logs(), key=_written)[-3:]
         return "\n".join(f"--- {log}\n{_tail(log)}" for log in logs if log.exists())
 
 

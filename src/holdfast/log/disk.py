@@ -10,6 +10,9 @@ import contextlib
 import os
 from collections.abc import MutableSet
 
+ABANDONED_S = 6 * 3600.0
+"""A file under a temporary name that nobody has written to for so long was begun by somebody who was killed."""
+
 
 def write_durably(path: str, data: bytes | memoryview) -> None:
     """Write a file and wait until its bytes are on disk: a commit record may name it next."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import abc
 import os
 import threading
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -306,6 +307,13 @@ def is_damage(error: BaseException) -> bool:
         return isinstance(error, DamageFound)
     text = str(error)
     return "Corruption:" in text or "IO error: No such file" in text
+
+
+def is_own_damage(error: BaseException) -> bool:
+    """Whether it is state that is damaged, and came to light in here: a database of the user's own may be, too."""
+    frames = [f.filename for f in traceback.extract_tb(error.__traceback__) if "rocksdict" not in f.filename]
+    here = os.path.dirname(os.path.abspath(__file__))
+    return is_damage(error) and bool(frames) and os.path.dirname(os.path.abspath(frames[-1])) == here
 
 
 def epoch_of(stamp: str) -> int:

@@ -27,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.formats import refuse_the_future
+from holdfast.log.disk import ABANDONED_S
 from holdfast.state.tables import key_names
 
 FORMAT = 1
@@ -39,8 +40,6 @@ FAN = 7
 _TIER_BYTES = 64 << 10
 """Files below this are all of the lowest tier; each tier above holds files up to `FAN` times as large."""
 MERGED_GRACE_S = 600.0
-ABANDONED_S = 6 * 3600.0
-"""What nobody has written to for so long was begun by somebody who was killed."""
 _CONDEMNED = "x-condemned"
 
 
