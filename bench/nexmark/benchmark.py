@@ -21,7 +21,6 @@ a list `queries`, and a `summary` with the median ratio over the stateful querie
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -39,8 +38,8 @@ import pyarrow as pa
 
 from bench.durability import kill, newest, say, spawn, wait_for
 from bench.machine import Kept, ended_by_signals, machine
+from bench.nexmark.asked import BENCH, Plan, arguments, halfway
 from bench.nexmark.files import prepare, tables
-from bench.nexmark.generator import ROUND, Config
 from bench.nexmark.oracle import QUERIES, Sorted, equal
 from bench.nexmark.results import final, processed, truth, written
 from bench.nexmark.side import sources
@@ -49,7 +48,6 @@ from bench.recoveries import first_line
 from holdfast.log.journal import Journal
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-BENCH = ROOT / ".bench"
 SCRIPT = "structured_streaming_nexmark.py"
 TIMEOUT_S = 600.0
 """Of one run of one query, which takes a minute here."""
@@ -75,48 +73,6 @@ LIMITS = {
     "q19": "theirs: keeps every bid of an auction in a list",
 }
 """What must be known to read a figure."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is run."""
-
-    events: int
-    per_file: int
-    files: tuple[int, ...]
-    rounds: int
-    queries: tuple[str, ...]
-    parallelism: tuple[int, ...]
-    check_parallelism: tuple[int, ...]
-    source: str
-    backend: str
-    stores: tuple[str, ...]
-    their_files: tuple[int, ...]
-    crash: bool
-    rate: int
-    seed: int
-
-    @property
-    def config(self) -> Config:
-        return Config(seed=self.seed, first_event_rate=self.rate)
-
-    @property
-    def data(self) -> Path:
-        name = f"nexmark-{self.events}-{self.per_file}-{self.rate}-{self.seed}"
-        return BENCH / "data" / name
-
-    def batches(self, files: int) -> int:
-        """How many epochs or batches there are if each takes so many files."""
-        return batches(self.events, self.per_file, files)
-
-    @property
-    def epochs(self) -> int:
-        """How many epochs ours takes with the first choice of files."""
-        return self.batches(self.files[0])
-
-
-def batches(events: int, per_file: int, files: int) -> int:
-    return -(-events // (per_file * files))
 
 
 @dataclass
@@ -302,7 +258,7 @@ def crash_of(query: str, plan: Plan, known: Truth, parallelism: int) -> dict[str
         say(f"holdfast {query}, parallelism {parallelism}, to be killed")
         process = spawn(our_command(query, folder, plan, parallelism, files), folder)
         try:
-            wait_for(commits, max(1, plan.epochs // 2), process, folder)
+            wait_for(commits, halfway(plan.events, plan.per_file * files), process, folder)
             time.sleep(random.Random(query).uniform(0.0, 0.5))  # not always right after a commit
             ended = process.poll() is not None
         except SystemExit as error:
@@ -319,7 +275,7 @@ def crash_of(query: str, plan: Plan, known: Truth, parallelism: int) -> dict[str
             return {"equal": False, "killed_at": killed_at, "why": str(error).splitlines()[0]}
         took_s = time.monotonic() - began
         same, why = our_check(query, folder, plan, known, files)
-        say(f"  killed at epoch {killed_at} of {plan.epochs}, {'equal' if same else 'NOT equal: ' + why}")
+        say(f"  killed at epoch {killed_at} of {newest(commits)}, {'equal' if same else 'NOT equal: ' + why}")
         if same and killed_at >= newest(commits):
             same, why = False, "nothing was left to do after it was killed"
         return {
@@ -571,99 +527,8 @@ def table(results: list[Result]) -> str:
     return "\n".join(lines)
 
 
-def per_file_of(events: int) -> int:
-    """So many events a file that there are about 40.
-
-    >>> per_file_of(1_000_000), per_file_of(100_000), per_file_of(1_000)
-    (25000, 2500, 50)
-    """
-    return max(ROUND, events // 40 // ROUND * ROUND)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in text.split(",") if n)
-
-
-def arguments(argv: list[str]) -> tuple[Plan, bool, bool]:
-    """What is asked for: the plan, whether peers are run, and whether JSON is printed."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench nexmark",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--events", type=int, default=1_000_000, help="how many, of all kinds together")
-    parser.add_argument(
-        "--per-file",
-        type=int,
-        help="events of all kinds a file of each kind holds; without it, so many that there are about 40 files",
-    )
-    parser.add_argument(
-        "--files",
-        default="4,10",
-        help="files of each kind that an epoch of ours takes, with commas; the best counts, a crash is with the first",
-    )
-    parser.add_argument("--their-files", help="the same for a batch of theirs; the best counts")
-    parser.add_argument("--stores", default="hdfs,rocksdb", help="their state stores; the best counts")
-    parser.add_argument("--queries", default=",".join(QUERIES), help="which queries, with commas")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each side is run")
-    parser.add_argument("--parallelism", default="2", help="cores and shards, with commas")
-    parser.add_argument(
-        "--check-parallelism", default="", help="run ours once with each of these too, to see if it is equal"
-    )
-    parser.add_argument("--source", choices=("files", "generator"), default="files", help="what ours reads")
-    parser.add_argument("--backend", choices=("heap", "rocksdb"), default="heap", help="where our state is")
-    parser.add_argument("--rate", type=int, default=10_000, help="events a second of event time")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--crash", action="store_true", help="kill our driver halfway, once for each query")
-    parser.add_argument("--no-peers", action="store_true", help="leave Structured Streaming out")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
-    chosen = parser.parse_args(argv)
-    queries = tuple(q for q in chosen.queries.split(",") if q)
-    unknown = [q for q in queries if q not in QUERIES]
-    if unknown or not queries:
-        parser.error(f"unknown queries: {', '.join(unknown)}; they are {', '.join(QUERIES)}")
-    unknown = [s for s in chosen.stores.split(",") if s not in ("hdfs", "rocksdb")]
-    if unknown:
-        parser.error(f"unknown stores: {', '.join(unknown)}; they are hdfs, rocksdb")
-    per_file = per_file_of(chosen.events) if chosen.per_file is None else chosen.per_file
-    if per_file < ROUND or per_file % ROUND:
-        parser.error(f"--per-file must be a multiple of {ROUND}, not {per_file}")
-    few = max(1, batches(chosen.events, per_file, 2))  # files of which there are two batches
-    theirs_asked = chosen.their_files or ",".join({str(n): n for n in (min(10, few), min(20, few))})
-    choices = [_numbers(chosen.files), _numbers(theirs_asked)]
-    parallelism, others = _numbers(chosen.parallelism), _numbers(chosen.check_parallelism)
-    if chosen.rounds < 1 or min((1, *choices[0], *choices[1], *parallelism, *others)) < 1 or not parallelism:
-        parser.error("--rounds, files and parallelism must be at least 1")
-    # A speed needs two batches: what is too large a choice for so few events is none.
-    files, their_files = (
-        tuple(n for n in choice if batches(chosen.events, per_file, n) >= 2) for choice in choices
-    )
-    if not files or not (their_files or chosen.no_peers):
-        parser.error(
-            f"{chosen.events:,} events in files of {per_file:,} are fewer than two epochs, and at least two are needed; "
-            f"choose a smaller --per-file, or fewer files an epoch"
-        )
-    plan = Plan(
-        chosen.events,
-        per_file,
-        files,
-        chosen.rounds,
-        queries,
-        parallelism,
-        others,
-        chosen.source,
-        chosen.backend,
-        tuple(chosen.stores.split(",")),
-        their_files,
-        chosen.crash,
-        chosen.rate,
-        chosen.seed,
-    )
-    return plan, not chosen.no_peers, chosen.json
-
-
 def run(argv: list[str]) -> None:
-    plan, peers, as_json = arguments(argv)
+    plan, peers, as_json = arguments(argv, __doc__)
     report: dict[str, Any] = {"machine": machine(), "source": source_of(), "plan": asdict(plan)}
     report |= {"queries": [], "summary": {}}
     kept = Kept(BENCH / "nexmark.json", report)

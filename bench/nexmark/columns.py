@@ -18,8 +18,11 @@ SIDE_INPUT_ROWS = 10_000
 RANKS = ("total", "rank1", "rank2", "rank3")
 COUNTS = tuple(f"{rank}_{of}" for of in ("bids", "bidders", "auctions") for rank in RANKS)
 """The columns of q15 and q16: bids, and different bidders and auctions, in all and by three ranges of prices."""
-FIRST = 8
-"""The bit that says that a key was seen at all; the three below it say in which ranges of prices."""
+COUNTED = ("bidder", "auction")
+"""Of which q15 and q16 count the different ones."""
+_CODES = len(COUNTED) * len(RANKS)
+_DAY = 1 << 40
+"""By how much codes of one day are apart from those of the next: ids are smaller than this by far."""
 
 DAY_MS = 86_400_000
 _RATE = pa.scalar(Decimal("0.908"), pa.decimal128(3, 3))
@@ -159,10 +162,17 @@ def most(table: pa.Table) -> pa.Table:
     return table.filter(pa.array(tops(starts, numbers(table, "num"))))
 
 
+def _order(**columns: Numbers) -> Numbers:
+    """The places of rows, in the order of the first column, then of the next, and so on."""
+    table = pa.table({name: pa.array(values) for name, values in columns.items()})
+    places = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in columns])
+    return np.asarray(places.to_numpy()).astype(np.int64)
+
+
 def leaders(table: pa.Table, top: int) -> pa.Table:
     """Each auction's bids that may be among its `top` highest, with those that only other columns can tell apart."""
     auction, price, at = (numbers(table, name) for name in ("auction", "price", "date_time"))
-    order = np.lexsort((at, -price, auction))
+    order = _order(auction=auction, down_price=-price, at=at)
     auction, price, at = auction[order], price[order], at[order]
     rows = np.arange(len(order))
     first = np.maximum.accumulate(np.where(np.diff(auction, prepend=auction[:1] - 1) != 0, rows, 0))
@@ -175,7 +185,7 @@ def latest(table: pa.Table) -> pa.Table:
     """Each bidder's bids on each auction that may be the last, with those that only texts can tell apart."""
     names = ("auction", "bidder", "date_time", "price")
     auction, bidder, at, price = (numbers(table, name) for name in names)
-    order = np.lexsort((price, at, bidder, auction))
+    order = _order(auction=auction, bidder=bidder, at=at, price=price)
     auction, bidder, at, price = auction[order], bidder[order], at[order], price[order]
     ends = np.append((np.diff(auction) != 0) | (np.diff(bidder) != 0), True)[: len(order)]
     last = np.flatnonzero(ends)[np.cumsum(ends) - ends]
@@ -208,33 +218,43 @@ def bid_counts(table: pa.Table, by: Sequence[str]) -> pa.Table:
     found = table.group_by(list(by), use_threads=False).aggregate(
         [([], "count_all"), *sums, ("minute", "max")]
     )
-    made = {"total": found.column("count_all"), **{r: found.column(f"{r}_sum") for r in RANKS[1:]}}
-    return _counts(found, by, "bids", made, found.column("minute_max"))
+    made = {
+        "total_bids": found.column("count_all"),
+        **{f"{r}_bids": found.column(f"{r}_sum") for r in RANKS[1:]},
+    }
+    return _counts(found, by, made, found.column("minute_max"))
 
 
-def seen(table: pa.Table, by: Sequence[str], what: str) -> pa.Table:
-    """The different values of a column by some others, and in which ranges of prices each was, as bits (`mask`)."""
-    keys = [*by, what]
-    found = table.group_by(keys, use_threads=False).aggregate([(rank, "max") for rank in RANKS[1:]])
-    bits = sum(numbers(found, f"{rank}_max") << place for place, rank in enumerate(RANKS[1:]))
-    return pa.table({**{key: found.column(key) for key in keys}, "mask": pa.array(bits + FIRST)})
+def seen(table: pa.Table, by: Sequence[str]) -> pa.Table:
+    """Who was seen by some columns, and in which range of prices: once each, a number for these and the day (`code`)."""
+    parts = []
+    for group, what in enumerate(COUNTED):
+        keys = [*by, what]
+        found = table.group_by(keys, use_threads=False).aggregate([(rank, "max") for rank in RANKS[1:]])
+        for place, rank in enumerate(RANKS):
+            mine = found if place == 0 else found.filter(pc.equal(found.column(f"{rank}_max"), 1))
+            code = numbers(mine, "day") * _DAY + numbers(mine, what) * _CODES + group * len(RANKS) + place
+            rest = {key: mine.column(key) for key in by if key != "day"}
+            parts.append(pa.table({**rest, "code": pa.array(code)}))
+    return pa.concat_tables(parts)
 
 
-def new_counts(table: pa.Table, by: Sequence[str], of: str) -> pa.Table:
-    """What was seen for the first time (`new`, as bits) as counts by some columns, with all columns of `COUNTS`."""
-    bits = numbers(table, "new")
-    table = table.drop_columns(["new"])
-    for rank, bit in zip(RANKS, (FIRST, 1, 2, 4), strict=True):
-        table = table.append_column(rank, pa.array((bits & bit != 0).astype(np.int64)))
-    found = table.group_by(list(by), use_threads=False).aggregate([(rank, "sum") for rank in RANKS])
-    made = {rank: found.column(f"{rank}_sum") for rank in RANKS}
-    return _counts(found, by, of, made, pa.nulls(found.num_rows, pa.int64()))
+def new_counts(table: pa.Table, by: Sequence[str]) -> pa.Table:
+    """Who was seen for the first time, as counts by some columns, with all columns of `COUNTS`."""
+    code = numbers(table, "code")
+    place, names = code % _DAY % _CODES, COUNTS[-_CODES:]
+    table = table.append_column("day", pa.array(code // _DAY))
+    for number, name in enumerate(names):
+        table = table.append_column(name, pa.array((place == number).astype(np.int64)))
+    found = table.group_by(list(by), use_threads=False).aggregate([(name, "sum") for name in names])
+    made = {name: found.column(f"{name}_sum") for name in names}
+    return _counts(found, by, made, pa.nulls(found.num_rows, pa.int64()))
 
 
 def _counts(
-    found: pa.Table, by: Sequence[str], of: str, made: dict[str, pa.ChunkedArray], minute: pa.Array
+    found: pa.Table, by: Sequence[str], made: dict[str, pa.ChunkedArray], minute: pa.Array
 ) -> pa.Table:
-    mine = {f"{rank}_{of}": column.cast(pa.int64()) for rank, column in made.items()}
+    mine = {name: column.cast(pa.int64()) for name, column in made.items()}
     none = pa.array(np.zeros(found.num_rows, np.int64))
     return pa.table(
         {

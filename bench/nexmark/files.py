@@ -96,7 +96,8 @@ class Prepared(hf.Source):
         names = SCHEMAS[kind].names if columns is None else columns
         schema = pa.schema([SCHEMAS[kind].field(name) for name in names])
         self._files = hf.files(folder / kind, schema=schema, pattern="part-*.parquet", on_drift="ignore")
-        self._rows = files * KINDS[kind].before(facts["per_file"])
+        self._kind = KINDS[kind]
+        self._rows = files * self._kind.before(facts["per_file"])
         self._linger_ms = linger_ms
         self._over_ms: int | None = None
 
@@ -107,7 +108,9 @@ class Prepared(hf.Source):
         return self._files.schema()
 
     def plan(self, position: Any, limit: hf.Limit) -> hf.Offer:
-        limit = hf.Limit(min(limit.records, self._rows), limit.tasks, limit.now_ms)
+        # An epoch may have fewer records: each kind takes its share, so that all stay side by side in event time.
+        share = max(1, limit.records * self._kind.count // ROUND)
+        limit = hf.Limit(min(share, self._rows), limit.tasks, limit.now_ms)
         offer = self._files.plan(position, limit)
         if offer.backlog:
             return offer

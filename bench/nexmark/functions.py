@@ -119,6 +119,8 @@ class Closing(hf.TwoInputProcess):
     closes = hf.ValueState(int, default=0)
     """When the auction ends; 0: nothing is known of it, `_WAITS`: only bids, which wait."""
     opens = hf.ValueState(int, default=0)
+    price: Any
+    """The highest so far; -1: none."""
     waiting: Any
 
     def process_left(self, id: int, auction: Row, ctx: hf.Context) -> None:
@@ -133,7 +135,10 @@ class Closing(hf.TwoInputProcess):
             self.waiting.clear()
 
     def process_right(self, id: int, bid: Row, ctx: hf.Context) -> None:
-        at_ms, closes = ctx.time_ms, self.closes.value
+        closes = self.closes.value
+        if closes > 0 and bid["price"] < self.price.value:
+            return  # it can't win, whenever it was made
+        at_ms = ctx.time_ms
         assert at_ms is not None
         if closes > 0:
             self._offer(bid, at_ms)
@@ -421,21 +426,3 @@ class Processed(hf.KeyedProcess):
 
 
 # Counting
-
-
-class Firsts(hf.KeyedProcess):
-    """Which bits of `mask` a key has for the first time; the record's other columns pass, but for `what`."""
-
-    seen = hf.ValueState(int, default=0)
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-    def process(self, key: Any, record: Row, ctx: hf.Context) -> list[Row] | None:
-        new = record["mask"] & ~self.seen.value
-        if not new:
-            return None
-        self.seen.value |= new
-        del record[self.what], record["mask"]
-        record["new"] = new
-        return [record]

@@ -288,16 +288,15 @@ def q12(options: Options, bid: hf.Stream) -> hf.Stream:
 def _distinct(bid: hf.Stream, by: tuple[str, ...]) -> hf.Stream:
     """Counts of bids, bidders and auctions by some columns: a bidder counts where nobody saw it there before."""
     ranked = bid.map_batches(c.ranked)
-    parts = [ranked.map_batches(partial(c.bid_counts, by=by))]
-    for what in ("bidder", "auction"):
-        first = ranked.map_batches(partial(c.seen, by=by, what=what)).key_by(*by, what)
-        schema = pa.schema(
-            [*(pa.field(n, pa.string() if n == "channel" else pa.int64()) for n in by), ("new", pa.int64())]
-        )
-        found = first.process(f"{what}s", f.Firsts(what), schema=schema)
-        parts.append(found.map_batches(partial(c.new_counts, by=by, of=f"{what}s")))
+    bids = ranked.map_batches(partial(c.bid_counts, by=by))
+    firsts = (
+        ranked.map_batches(partial(c.seen, by=by))
+        .key_by(*(name for name in by if name != "day"), "code")
+        .deduplicate("firsts")
+    )
+    new = firsts.map_batches(partial(c.new_counts, by=by))
     sums = {name: hf.sum(name) for name in c.COUNTS}
-    counts = parts[0].union(*parts[1:]).key_by(*by).aggregate("counts", minute=hf.max("minute"), **sums)
+    counts = bids.union(new).key_by(*by).aggregate("counts", minute=hf.max("minute"), **sums)
     columns = (*by, *(("minute",) if "channel" in by else ()), *c.COUNTS)
     return counts.map_batches(partial(c.dated, columns=columns))
 

@@ -40,13 +40,13 @@ def test_defaults_are_a_million_events_in_ten_epochs_on_both_sides() -> None:
     plan, peers, as_json = arguments([])
     assert (plan.events, plan.epochs, plan.queries, peers, as_json) == (
         1_000_000,
-        10,
+        4,
         tuple(oracle.QUERIES),
         True,
         False,
     )
     assert (plan.source, plan.parallelism, plan.rounds, plan.crash) == ("files", (2,), 3, False)
-    assert (plan.per_file, plan.files, plan.their_files) == (25_000, (4, 10), (10, 20))
+    assert (plan.per_file, plan.files, plan.their_files) == (25_000, (10, 20), (10, 20))
     assert json.loads(json.dumps(asdict(plan)))["events"] == 1_000_000
 
 
@@ -90,7 +90,7 @@ def test_what_leaves_fewer_than_two_batches_is_left_out() -> None:
     [
         ("--queries q3,q99", "unknown queries: q99"),
         ("--per-file 60", "multiple of 50"),
-        ("--events 200", "at least two"),
+        ("--events 50", "at least two"),
         ("--events 1000 --per-file 100 --their-files 10", "at least two"),
         ("--files 0", "at least 1"),
         ("--stores disk", "unknown stores: disk"),
