@@ -1,7 +1,8 @@
 """Our side of `bench deadline`, in a process of its own: `python -m bench.deadline_sides --folder F …`.
 
 A Python function with state for each key, on local Spark, with backups as asked. Prints one JSON line. The
-directory stays in the folder: its trace and what was learned are what the rest is computed from.
+directory stays in the folder: its trace and what was learned are what the rest is computed from. With `--block 8`
+backups are made as asked during eight epochs, and none during the next eight, in turns.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import itertools
 import json
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import holdfast as hf
 from bench import pipelines
 from bench.ours import PARALLELISM
+from holdfast.checkpoint.coordinator import Coordinator
+from holdfast.checkpoint.policy import Never, Policy, parse_policy
 from holdfast.engine.handle import Handle, start
 from holdfast.faults.drill import recorded
 from holdfast.faults.kinds import Fault
@@ -27,20 +31,63 @@ WARM_EPOCHS = 4
 """Two fill the state, two more settle."""
 
 
+class Blocks:
+    """Switches backups on and off in turns of so many epochs, and counts how fast each turn was."""
+
+    def __init__(self, size: int, policy: Policy) -> None:
+        self._size, self._policy = size, policy
+        self._on = False
+        self._count = 0
+        self._spilled = False
+        self._last_s = 0.0
+        self.found: list[tuple[bool, int, float]] = []
+        """For each: whether there were backups, records, seconds."""
+        self.spilled = 0
+        """Epochs without that had one left over beside them, and are not counted."""
+        self.paused_s = 0.0
+        """Intake may pause when backups are on again, since history has grown without them: that is not counted."""
+
+    def paused(self, seconds: float) -> None:
+        """Intake was paused."""
+        self.paused_s += seconds
+        self._last_s += seconds
+
+    def ended(self, coordinator: Coordinator, records: int) -> None:
+        """An epoch has ended."""
+        now_s = time.perf_counter()
+        if self.found:
+            on, read, seconds = self.found[-1]
+            if self._spilled:
+                self.spilled += 1
+            else:
+                self.found[-1] = on, read + records, seconds + now_s - self._last_s
+        self._count += 1
+        if self._count >= WARM_EPOCHS and (self._count - WARM_EPOCHS) % self._size == 0:
+            self._on = not self._on
+            coordinator._policy = self._policy if self._on else Never()
+            self.found.append((self._on, 0, 0.0))
+        self._spilled = not self._on and coordinator.pending_epoch is not None
+        self._last_s = now_s
+
+
 def measure(
-    folder: Path, keys: int, records: int, epochs: int, faults: int, settings: dict[str, Any]
+    folder: Path, keys: int, records: int, epochs: int, faults: int, settings: dict[str, Any], block: int = 0
 ) -> dict[str, Any]:
     """Run to the end: records a second by the wall clock, what the guard cost, and the backups.
 
-    `faults`: so many are forecast; 0: those of local mode.
+    `faults`: so many are forecast; 0: those of local mode. `block`: backups are on for so many epochs, then off for as many.
     """
     source = pipelines.Growing(keys, fill_epoch=min(keys, 500_000), epoch=records, epochs=epochs)
     pipeline = pipelines.keyed_python(source, hf.parquet(str(folder / "out")))
     ended: list[tuple[float, EpochFacts]] = []
+    blocks = Blocks(block, parse_policy(settings["checkpoint"])) if block else None
 
     def note(status: Any, facts: EpochFacts | None) -> None:
         if facts is not None:
             ended.append((time.perf_counter(), facts))
+            if blocks is not None:
+                assert handle._driver is not None
+                blocks.ended(handle._driver._coordinator, facts.records_in)
 
     chosen = {
         "dir": str(folder / "dir"),
@@ -54,6 +101,8 @@ def measure(
     }
     handle = start(pipeline, spark=None, settings=chosen, listener=note)
     assert handle.guard is not None
+    if blocks is not None:
+        handle.guard.paused = telling_of(handle.guard.paused, blocks)  # type: ignore[method-assign]
     if faults:
         handle.guard.faults = list(Fault)[:faults]
     telling = timed_forecasts(handle)
@@ -77,7 +126,21 @@ def measure(
         "backups_apart_s": [round((b.at_ms - a.at_ms) / 1e3, 1) for a, b in itertools.pairwise(made)],
         "backup_s": [round(b.took_s, 3) for b in made],
         "backup_mb": [round(b.new_bytes / 1e6, 1) for b in made],
+        "blocks": [] if blocks is None else [(on, round(n / s)) for on, n, s in blocks.found if s],
+        "on_s": 0.0 if blocks is None else round(sum(s for on, _, s in blocks.found if on), 2),
+        "turns_paused_s": 0.0 if blocks is None else round(blocks.paused_s, 3),
+        "spilled_epochs": 0 if blocks is None else blocks.spilled,
     }
+
+
+def telling_of(paused: Callable[[float], None], blocks: Blocks) -> Callable[[float], None]:
+    """Tell the turns of a pause as well."""
+
+    def both(seconds: float) -> None:
+        paused(seconds)
+        blocks.paused(seconds)
+
+    return both
 
 
 def timed_forecasts(handle: Handle) -> list[float]:
@@ -100,13 +163,15 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=500_000)
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--faults", type=int, default=0)
+    parser.add_argument("--block", type=int, default=0)
     parser.add_argument("--memory", type=Path, help="what an earlier run has learned")
     parser.add_argument("--settings", type=json.loads, default={})
     chosen = parser.parse_args()
     if chosen.memory is not None:
         (chosen.folder / "dir").mkdir(parents=True)
         shutil.copyfile(chosen.memory, chosen.folder / "dir" / MEMORY)
-    found = measure(chosen.folder, chosen.keys, chosen.records, chosen.epochs, chosen.faults, chosen.settings)
+    sizes = (chosen.keys, chosen.records, chosen.epochs, chosen.faults)
+    found = measure(chosen.folder, *sizes, chosen.settings, chosen.block)
     print(json.dumps(found))
 
 

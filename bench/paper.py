@@ -70,19 +70,19 @@ class Form:
 
 FULL = Form(
     sizes=("0.75GB", "2.88GB", "10.6GB"),
-    lengths=(10, 50, 100, 200, 400, 800),
+    lengths=(10, 50, 100, 200, 400),
     trials=40,
     pause_s=(2.0, 20.0),
-    reports=20_000,
+    reports=10_000,
     rounds=3,
     history_epochs=20,
     draw_s=1200.0,
-    phase_s=3600.0,
+    phase_s=5400.0,
 )
 SMALL = Form(
     sizes=("50MB",),
-    lengths=(10, 40, 80, 120),
-    trials=6,
+    lengths=(10, 40, 80),
+    trials=3,
     pause_s=(2.0, 8.0),
     reports=20_000,
     rounds=1,

@@ -249,6 +249,9 @@ def test_throughput_counts_only_with_backups_as_far_apart_as_asked() -> None:
     assert not deadline.throughput_case([0.95], [15.0], {}).met
     assert not deadline.throughput_case([0.99], [4.0], {}).met
     assert not deadline.throughput_case([0.99], [], {}).met
+    assert not deadline.throughput_case([0.99], [15.0], {"paused": 0.02}).met, (
+        "what is uploaded in a pause costs nothing"
+    )
 
 
 def test_a_curve_with_the_deadline_is_met_only_if_every_point_is_there_and_in_time() -> None:
