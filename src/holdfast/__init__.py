@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from holdfast.io.rate import rate
     from holdfast.library.joins import AsOfJoin, IntervalJoin, JoinedStreams, WindowJoin
     from holdfast.library.patterns import Pattern, pattern
-    from holdfast.pipeline import ConnectedStreams, KeyedStream, Pipeline, Stream, WindowedStream
+    from holdfast.library.windows import WindowedStream
+    from holdfast.pipeline import ConnectedStreams, KeyedStream, Pipeline, Stream
     from holdfast.state.descriptors import ListState, MapState, ValueState
     from holdfast.time import triggers
     from holdfast.time.triggers import Decision, Trigger
@@ -90,7 +91,7 @@ _HOME = {
     "Window": "holdfast.time.windows",
     "WindowJoin": "holdfast.library.joins",
     "WindowFunction": "holdfast.functions",
-    "WindowedStream": "holdfast.pipeline",
+    "WindowedStream": "holdfast.library.windows",
     "approx_distinct": "holdfast.functions",
     "ascending": "holdfast.time.watermarks",
     "bounded": "holdfast.time.watermarks",

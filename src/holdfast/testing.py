@@ -25,10 +25,10 @@ from holdfast.engine.keyed import Held, ProcessOperator
 from holdfast.engine.local import LocalRunner
 from holdfast.engine.program import Header, declared_schemas
 from holdfast.engine.timers import Timers
-from holdfast.engine.timing import has_risen, held_now, is_due, must_wait, plan_time, taken_up
+from holdfast.engine.timing import has_risen, is_due, must_wait, offered, plan_time, taken_up
 from holdfast.errors import EngineError
 from holdfast.functions import Context, KeyedProcess
-from holdfast.io.base import Decided, Limit, Sink, SinkWriter, TableWriter, Target, staged_table
+from holdfast.io.base import Decided, Limit, Offer, Sink, SinkWriter, TableWriter, Target, staged_table
 from holdfast.io.contract import check_sink, check_source
 from holdfast.log.journal import Journal
 from holdfast.log.records import AnswerFile, Commit, Plan
@@ -272,9 +272,13 @@ def _ask(
     timers = assigners(stages)
     before: tuple[Plan, Commit] | None = None
     now, epoch, ends_ms = clock.first_ms, 1, None
+
+    def ask(uid: str, records: int) -> Offer:
+        offer: Offer = sources[uid].plan(positions.get(uid), Limit(records, tasks, now))
+        return offer
+
     while epoch <= epochs:
-        offers = {u: s.plan(positions.get(u), Limit(max_records, tasks, now)) for u, s in sources.items()}
-        held = held_now(offers, must_wait(timers, before), drain=True)
+        offers, held = offered(ask, sources, max_records, must_wait(timers, before), drain=True)
         timing = plan_time(timers, sources, offers, before, now, held)
         offers = taken_up(offers, held, positions)
         exhausted = all(o.exhausted for o in offers.values())

@@ -12,7 +12,7 @@ from holdfast.config import resolve
 from holdfast.engine.session import notice_of, timeouts
 from holdfast.faults.kinds import Fault
 from holdfast.recovery.chance import Guess, Linear, Prior, Sum, t_quantile
-from holdfast.recovery.decide import Outlook, decide, lead_epochs, least_epoch
+from holdfast.recovery.decide import Outlook, _limit, decide, lead_epochs, least_epoch
 from holdfast.recovery.estimate import (
     Bounds,
     History,
@@ -261,6 +261,7 @@ outlooks = st.builds(
     backup_s=st.floats(0.1, 60),
     uploading=st.one_of(st.none(), st.integers(0, 50)),
     mean_records=st.one_of(st.none(), st.floats(0, 200_000)),
+    usual_records=st.one_of(st.none(), st.integers(0, 200_000)),
 )
 
 
@@ -280,7 +281,8 @@ def test_a_decision_backs_up_only_when_waiting_is_not_safe_and_limits_to_what_fi
     made = decide(outlook, SLOW)
     wait = lead_epochs(outlook) + 1
     most = outlook.max_records if made.limit is None else made.limit
-    size = max(1, min(outlook.epoch_records, most))
+    alone = _limit(outlook, SLOW)  # whatever the history
+    size = max(1, min(outlook.epoch_records, outlook.max_records if alone is None else alone))
     if outlook.uploading is not None:
         assert not made.back_up
     elif made.feasible:
@@ -299,6 +301,9 @@ def test_a_decision_backs_up_only_when_waiting_is_not_safe_and_limits_to_what_fi
         assert holds, "beside the history that there is"
     if made.pause:
         assert made.back_up or outlook.uploading is not None, "nobody waits for nothing"
+        usual = size if outlook.usual_records is None else max(1, min(outlook.usual_records, size))
+        crosses = max(SLOW(outlook.history, usual), SLOW(outlook.history.and_(1, usual), 0))
+        assert crosses > outlook.deadline_s, "nor while a usual epoch has room"
     always = SLOW(History(wait, wait * outlook.max_records), outlook.max_records) <= outlook.deadline_s
     now = max(
         SLOW(outlook.history, outlook.max_records), SLOW(outlook.history.and_(1, outlook.max_records), 0)
@@ -345,6 +350,7 @@ def test_the_bound_never_passes_the_deadline_with_one_failed_backup_and_any_epoc
                 backup_s=backup_s,
                 uploading=None if uploading is None else history.epochs - uploading[0].epochs,
                 mean_records=sum(recent) / len(recent),
+                usual_records=sorted(recent[-3:])[len(recent[-3:]) // 2],
             )
             made = decide(outlook, SLOW)
             if not made.feasible:
@@ -361,6 +367,17 @@ def test_the_bound_never_passes_the_deadline_with_one_failed_backup_and_any_epoc
             now_s = uploading[1]
         else:
             pytest.fail("paused for ever")
+
+
+def test_after_a_burst_epochs_are_cut_where_a_usual_one_has_room_and_nothing_is_paused() -> None:
+    """Intake stopped for a whole upload, though what came was small: one of the last twenty epochs had been large."""
+    deadline_s = SLOW(History(60, 1_000_000), 50_000)
+    outlook = Outlook(
+        deadline_s, History(59, 999_000), 0.5, 400_000, 500_000, 2.0, uploading=2, usual_records=1000
+    )
+    made = decide(outlook, SLOW)
+    assert not made.pause and made.limit is not None and 1000 <= made.limit < 400_000
+    assert decide(msgspec.structs.replace(outlook, usual_records=None), SLOW).pause
 
 
 def test_what_built_up_during_a_recovery_is_not_taken_for_what_comes() -> None:

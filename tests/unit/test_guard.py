@@ -495,14 +495,72 @@ def test_only_who_holds_the_deadline_pauses_for_it(tmp_path: Path, policy: str) 
     assert planned_s == pytest.approx(0.05 if policy == "deadline" else 10.05, rel=0.05)
 
 
-def test_where_backups_fail_again_and_again_the_deadline_is_not_said_to_be_held(tmp_path: Path) -> None:
+def test_where_backups_fail_again_and_again_the_deadline_is_not_said_to_be_held(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     guard = guarded(tmp_path, deadline="40s")
     guard.learned.epoch = Known(0.05, 0.05)
     guard.learned.replay = Known(1.0, 1e-9, 0.001)
     done(guard, 1)
     assert guard.decide().feasible and guard.decision.back_up
     guard.backing_up(None, hopeless=True)
-    assert not guard.decide().feasible and guard.decision.back_up and not guard.decision.pause
+    with caplog.at_level(logging.WARNING):
+        assert not guard.decide().feasible and guard.decision.back_up and not guard.decision.pause
+    bound_s = next(e for e in guard.estimates if e.fault is Fault.HOST).bound(0.999)
+    assert "backups keep failing" in caplog.text and f"recovery may take {bound_s:.1f} s now" in caplog.text
+
+
+def test_an_epoch_that_is_larger_than_those_before_it_is_counted_as_soon_as_it_begins(tmp_path: Path) -> None:
+    guard = guarded(tmp_path, deadline="600s")
+    guard.learned.epoch = Known(0.05, 0.01)
+    for epoch in range(1, 4):
+        done(guard, epoch)
+    before_s = guard.worst()[1]
+    guard.planned(900)
+    assert guard.worst()[1] == before_s, "no larger than the others"
+    guard.planned(2000)
+    assert guard.worst()[1] == pytest.approx(before_s + 10.0, abs=1.0)
+    planned_s = guard.worst()[0].recomputing.parts[-1].mean
+    assert planned_s == pytest.approx(20.05, rel=0.01), "the estimate counts it too: it is under way"
+    done(guard, 4)
+    assert guard._standing.situation.planned == 1000, "and no longer than it is"
+
+
+def test_a_backup_that_ends_while_nothing_comes_is_kept_for_who_asks(tmp_path: Path) -> None:
+    """`holdfast estimate` showed the history from before it until the next epoch, hours later."""
+    now = [1000.0]
+    settings = resolve({}, environment={}).settings
+    guard = Guard(settings, NOTICE, tmp_path, environment={}, clock_s=lambda: now[0])
+    guard.start(None, [], None)
+    done(guard, 1)
+    now[0] += 3.0
+    guard.backup_ended(stored(1))
+    guard.refresh()
+    now[0] += 60.0
+    guard.refresh()
+    kept = read_memory(tmp_path)
+    assert kept is not None and kept.situation is not None and kept.situation.history == History()
+
+
+def test_what_is_kept_is_what_was_forecast(tmp_path: Path) -> None:
+    """While intake pauses nothing is planned; `holdfast explain` counted an epoch all the same, and called it too much."""
+    guard = guarded(tmp_path, deadline="30s")
+    guard.learned.epoch = Known(0.05, 0.01)
+    guard.learned.replay = Known(1.0, 1e-9, 0.001)
+    for epoch in range(1, 4):
+        done(guard, epoch)
+    assert guard.decision.pause
+    guard.stop()
+    kept = read_memory(tmp_path)
+    assert kept is not None and kept.situation is not None and kept.situation.planned == 0
+
+
+def test_a_driver_that_fell_often_can_buy_seconds_with_another_restart() -> None:
+    notice = msgspec.structs.replace(NOTICE, restart_s=32.0)
+    told = explain(Situation(), Learned(), notice, 0.999)
+    assert told is not None
+    (bargain,) = [b for b in told.bargains if b.change.startswith("restart")]
+    assert bargain.buys_s == pytest.approx(31.0)
 
 
 def test_what_no_bound_covers_is_said_with_its_figure() -> None:
@@ -706,3 +764,13 @@ def test_an_epoch_that_is_larger_than_allowed_counts_as_large_as_it_is() -> None
     later.begin([committed(1, 5_000_000)], None)
     later.stand(committed(1, 5_000_000))
     assert later.situation.planned == 500_000, "an earlier life may have been allowed more"
+
+
+def test_what_a_drill_told_an_earlier_life_is_kept_with_where_the_pipeline_stands(tmp_path: Path) -> None:
+    """A start that learned from a drill kept what it knew as of a pipeline without history."""
+    told = Outcome("host", 3, 0, 9.0, Parts(environment=8.0), Parts(environment=8.0), by="drill")
+    write_outcome(tmp_path, told)
+    guard = Guard(resolve({}, environment={}).settings, NOTICE, tmp_path, environment={})
+    guard.start(committed(3), [committed(epoch) for epoch in (1, 2, 3)], None)
+    kept = read_memory(tmp_path)
+    assert kept is not None and kept.situation is not None and kept.situation.history == History(3, 3000)

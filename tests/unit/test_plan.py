@@ -1,6 +1,7 @@
 """From the user's graph to stages, epochs' plans and outcomes: all of it pure."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,13 +13,14 @@ import holdfast as hf
 from holdfast.config import Settings
 from holdfast.data import schemas
 from holdfast.engine.build import build_program, build_stages, check_identity, identity_of
-from holdfast.engine.cut import Wait, when_to_cut
+from holdfast.engine.cut import Wait, shares, when_to_cut
 from holdfast.engine.epoch import Again, Done, Failed, Lacking, Mixed, Skipped, assign, judge
 from holdfast.engine.placement import Placement, place
 from holdfast.engine.program import Report
 from holdfast.errors import IncompatibleError, PipelineError, UidError
 from holdfast.io.base import Offer, Range
 from holdfast.state.shard import Sealed
+from tests.drivers import make
 
 ROWS = [{"k": 1, "v": 1.0}]
 TEN = hf.tumbling("10s")
@@ -185,6 +187,39 @@ def cut(mode: str, **facts: Any) -> Wait:
         "drain": False,
     }
     return when_to_cut(mode, 1.0, **{**base, **facts})
+
+
+@given(st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 1000)), st.integers(1, 2000))
+def test_sources_share_what_an_epoch_may_have(offered: dict[str, int], most: int) -> None:
+    less = shares(offered, most)
+    taken = {uid: less.get(uid, records) for uid, records in offered.items()}
+    assert all(0 < records < offered[uid] for uid, records in less.items())
+    assert sum(taken.values()) <= max(most, len(offered)), "together no more than an epoch has"
+    if sum(offered.values()) <= most:
+        assert not less
+    elif most >= len(offered):
+        assert sum(taken.values()) > most - len(offered), "and no less than that"
+    assert all(records <= min(less.values()) for uid, records in taken.items() if less and uid not in less)
+
+
+def test_an_epoch_of_several_sources_has_no_more_records_than_it_may(tmp_path: Path) -> None:
+    """Each source took as many as an epoch may have, so that the deadline was held for a part of it."""
+    made = hf.Pipeline("three")
+    streams = [
+        made.read(f"in{n}", hf.records([{"k": n, "v": float(i)} for i in range(count)]))
+        for n, count in enumerate((50, 50, 4))
+    ]
+    streams[0].union(*streams[1:]).key_by("k").aggregate("counts", n=hf.count()).write("out", hf.memory())
+    life = make(made, tmp_path, max_records=12)
+    life.driver.start()
+    life.driver.run()
+    sizes = [f.records_in for f in life.facts if f.records_in]
+    assert max(sizes) <= 12 and sum(sizes) == 104
+    assert len(sizes) <= 11, "as full as may be"
+    (first, *_) = [life.journal.plan(f.epoch) for f in life.facts]
+    assert first is not None and {r.source for r in first.ranges} == {"in0", "in1", "in2"}
+    runner = hf.testing.run(made, max_records=12)
+    assert max(c.records_in for c in runner.commits) <= 12, "the in-process runner does the same"
 
 
 def test_an_epoch_is_cut_by_interval_by_data_or_when_full() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from holdfast.checkpoint.policy import parse_policy
+from holdfast.checkpoint.policy import Never, parse_policy
 from holdfast.cli.app import app
 from holdfast.errors import ConfigError, DirectoryError, MissingExtraError
 from holdfast.faults.kinds import Fault
@@ -220,6 +220,18 @@ def test_a_burst_is_cut_and_the_run_grows_by_what_the_pieces_cost() -> None:
     result = simulate(run, parse_policy("deadline"), deadline_s)
     assert result.kept and result.cut > 0 and result.run_s > run.run_s
     assert not simulate(run, parse_policy("every-epoch"), deadline_s).kept
+
+
+def test_pauses_of_the_recorded_run_are_no_time_of_another_policy() -> None:
+    epochs = epochs_of([1000] * 10, [1.0] * 10)
+    run = run_of([1000] * 10, [1.0] * 10)
+    late = [
+        msgspec.structs.replace(e, at_ms=e.at_ms + 5000 * (n >= 4), paused_s=5.0 if n == 4 else 0.0)
+        for n, e in enumerate(epochs)
+    ]
+    paused = Run(late, [], learned(), NOTICE, confidence=0.999, max_records=500_000, faults=FAULTS)
+    assert paused.times_s == pytest.approx(run.times_s)
+    assert simulate(paused, Never(), 70.0).run_s == pytest.approx(simulate(run, Never(), 70.0).run_s)
 
 
 def test_a_run_without_epochs_costs_nothing() -> None:

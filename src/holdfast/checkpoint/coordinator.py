@@ -20,7 +20,7 @@ from typing import Protocol
 
 from holdfast.checkpoint.calibrate import Reading, calibrate
 from holdfast.checkpoint.catalog import Catalog
-from holdfast.checkpoint.lifecycle import FailedCheckpoint, PendingCheckpoint, Reason, Tolerance
+from holdfast.checkpoint.lifecycle import FailedCheckpoint, PendingCheckpoint, Reason, Tolerance, patience_s
 from holdfast.checkpoint.metadata import Checkpoint, StoredVersion
 from holdfast.checkpoint.policy import Deadline, Known, Trigger, due, parse_policy
 from holdfast.checkpoint.retention import doubtful, lacking, sort_out, upload_folder
@@ -93,6 +93,7 @@ class Coordinator:
         self._last_started_ms = clock_ms()
         self._took_ms = 0
         self._uploads = 0
+        self._at_most_s: float | None = None
         self._storage: Storage | None = None
         self.code_changed = False
         self._damaged = self._damage_told = False
@@ -191,12 +192,14 @@ class Coordinator:
         stopping: bool = False,
         endangered: bool = False,
         usual_s: float = 1.0,
+        at_most_s: float | None = None,
     ) -> None:
         """Begin a checkpoint of what was just committed, if one is due. Raises what ended an earlier one for good.
 
-        `usual_s`: what one is thought to take, as long as none was made.
+        `usual_s`: what one is thought to take, as long as none was made; `at_most_s`: and at the most, where that is known.
         """
         self._settle()
+        self._at_most_s = at_most_s
         for epoch in [e for e in self._expiries if e <= self.newest_epoch]:
             del self._expiries[epoch]
         now_ms = self._clock_ms()
@@ -333,7 +336,10 @@ class Coordinator:
     def _answers(self, pending: PendingCheckpoint, shards: list[ShardUpload]) -> list[Uploaded]:
         self._uploads += 1
         folder = upload_folder(pending.number, self._journal.generation, self._uploads)
-        over_s = time.monotonic() + self._settings.checkpoint_timeout_s
+        may_s = self._settings.checkpoint_timeout_s
+        if self.follows_deadline and self._at_most_s is not None:
+            may_s = patience_s(may_s, self._at_most_s, self._tolerance.in_a_row)
+        over_s = time.monotonic() + may_s
 
         def give_up() -> bool:
             return self._ending.is_set() or time.monotonic() > over_s
@@ -341,7 +347,8 @@ class Coordinator:
         try:
             uploaded = self._runner.upload(folder, shards, give_up) if shards else []
         except Expired:
-            reason = Reason.STOPPED if self._ending.is_set() else Reason.EXPIRED
+            late = Reason.EXPIRED if may_s >= self._settings.checkpoint_timeout_s else Reason.SLOW
+            reason = Reason.STOPPED if self._ending.is_set() else late
             raise _Failure(reason, f"after {(self._clock_ms() - pending.started_ms) / 1000:.0f} s") from None
         except JobLostError as error:
             raise _Failure(Reason.EXECUTORS, error.message) from None

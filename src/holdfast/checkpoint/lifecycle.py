@@ -25,6 +25,7 @@ class Reason(enum.Enum):
     EXECUTORS = "the executors that have the versions were lost"
     LOST = "the store no longer has all of its files"
     EXPIRED = "it took longer than checkpoint_timeout"
+    SLOW = "it took many times as long as usual, and the deadline waits for it"
     FENCED = "a newer driver has taken over"
     STOPPED = "the run ended first"
     UNEXPECTED = "something nobody foresaw"
@@ -59,6 +60,25 @@ class FailedCheckpoint:
     def sentence(self) -> str:
         """What happened, for people."""
         return f"Checkpoint {self.number} of epoch {self.epoch} failed: {self.reason.value} ({self.detail})."
+
+
+def patience_s(timeout_s: float, at_most_s: float, failures: int) -> float:
+    """How long an upload may take while intake may have to wait for it.
+
+    Several times what one is thought to take at the most, and longer after every failure in a row: one that hangs is tried
+    anew soon, and a store that has become slow is given the time. Never longer than the time-out.
+
+    >>> [
+    ...     patience_s(600.0, at_most_s, failures)
+    ...     for at_most_s, failures in ((2.0, 0), (20.0, 0), (2.0, 1), (2.0, 5))
+    ... ]
+    [30.0, 100.0, 120.0, 600.0]
+    """
+    longer = 4.0 ** min(failures, 10)
+    return min(timeout_s, max(_LEAST_PATIENCE_S, 5 * at_most_s) * longer)
+
+
+_LEAST_PATIENCE_S = 30.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,10 @@ _TRIES = 5
 """A version may be put into other files while it is read (a new base); then its manifest is read again."""
 
 
+_SHORT_S = 0.05
+"""An upload that is through so soon is answered for at once: to be asked again would take longer."""
+
+
 class ShardUpload(msgspec.Struct, frozen=True):
     """One shard's part of a request: which version, and what the store has of it already."""
 
@@ -207,5 +211,7 @@ class Uploads:
                 del self._running[old]  # it was given up by the driver
             upload = self._running[key] = Upload(request, host, root)
             os.nice(5 if os.nice(0) < 5 else 0)  # shards come first
-            threading.Thread(target=upload.run, daemon=True, name="holdfast-upload").start()
+            thread = threading.Thread(target=upload.run, daemon=True, name="holdfast-upload")
+            thread.start()
+            thread.join(_SHORT_S)
         return self._running[key].progress()

@@ -1,8 +1,9 @@
-"""When an epoch is cut. Pure."""
+"""When an epoch is cut, and how much of each source it takes. Pure."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 
 
 class Wait(enum.Enum):
@@ -55,3 +56,22 @@ def when_to_cut(
     if risen and waited_s >= interval_s:
         return Wait.CUT
     return Wait.WAIT
+
+
+def shares(offered: Mapping[str, int], most: int) -> dict[str, int]:
+    """Of sources that offer more than an epoch may have together: those that must offer less, and how much.
+
+    Who offers little is taken whole; the others share what is left evenly. None is left out, so that each goes on.
+
+    >>> shares({"bids": 90, "people": 5, "auctions": 40}, 45), shares({"bids": 40, "people": 5}, 45)
+    ({'bids': 20, 'auctions': 20}, {})
+    """
+    left, large = most, dict(offered)
+    while large:
+        share = max(1, left // len(large))
+        small = {uid: records for uid, records in large.items() if records <= share}
+        if not small:
+            return dict.fromkeys(large, share)
+        left -= sum(small.values())
+        large = {uid: records for uid, records in large.items() if uid not in small}
+    return {}

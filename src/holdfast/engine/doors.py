@@ -105,12 +105,18 @@ class PinnedDoors:
         from pyspark.serializers import NoOpSerializer
 
         self._sc = sc
-        self._jvm: Any = sc._jvm
         self._jsc: Any = sc._jsc.sc()
         self._rdd, self._wrap, self._raw = RDD, _wrap_function, NoOpSerializer
+        # Every dot in a class's name asks the JVM, and one that is no class yet is looked for in all jars: so only once.
         jvm: Any = sc._jvm
+        spark = jvm.org.apache.spark
         self._to_scala = jvm.scala.jdk.javaapi.CollectionConverters.asScala
         self._bytes = jvm.scala.reflect.ClassTag.apply(jvm.java.lang.Class.forName("[B"))
+        self._list, self._set, self._tuple = jvm.java.util.ArrayList, jvm.java.util.HashSet, jvm.scala.Tuple2
+        self._python_rdd, self._value_of_pair = jvm.PythonRDD, jvm.PythonRDD.valueOfPair
+        self._pairwise_rdd, self._partitioner = jvm.PairwiseRDD, jvm.PythonPartitioner
+        self._java_rdd, self._from_pairs = spark.api.java.JavaRDD, spark.api.java.JavaPairRDD.fromRDD
+        self._pruned = spark.rdd.PartitionPruningRDD.create
         self._sets: dict[int, Any] = {}
         self._tokens: dict[str, Any] = {}
 
@@ -132,44 +138,38 @@ class PinnedDoors:
             self._sc.environment.pop(SLOT, None)
 
     def sources(self, items: list[bytes], function: Any) -> Any:
-        made = self._jvm.java.util.ArrayList()
+        made = self._list()
         for item in items:
             made.add(bytearray(item))
         seq = self._to_scala(made).toSeq()
         return self._run(self._jsc.makeRDD(seq, len(items), self._bytes), function)
 
     def _run(self, rdd: Any, function: Any) -> Any:
-        return self._jvm.PythonRDD(rdd, function, False, False)
+        return self._python_rdd(rdd, function, False, False)
 
     def exchange(self, tasks: list[Any], partitions: int) -> Any:
         rdd = tasks[0] if len(tasks) == 1 else self._union(tasks)
-        pairs = self._jvm.PairwiseRDD(rdd).asJavaPairRDD()
-        partitioner = self._jvm.PythonPartitioner(partitions, 0)
-        return self._jvm.PythonRDD.valueOfPair(pairs.partitionBy(partitioner)).rdd()
+        pairs = self._pairwise_rdd(rdd).asJavaPairRDD()
+        return self._value_of_pair(pairs.partitionBy(self._partitioner(partitions, 0))).rdd()
 
     def shard(self, exchanges: list[tuple[Any, int]], function: Any, location: str | None) -> Any:
         parts = [self._only(rdd, partition) for rdd, partition in exchanges]
         rdd = parts[0]
         if len(parts) > 1:
-            rdd = (
-                self._jvm.org.apache.spark.api.java.JavaRDD(self._union(parts), self._bytes)
-                .coalesce(1, False)
-                .rdd()
-            )
+            rdd = self._java_rdd(self._union(parts), self._bytes).coalesce(1, False).rdd()
         if location is not None:
             # The token goes first in each pair, so that a partition's own bytes are the value.
             pairs = self._token(location).cartesian(rdd, self._bytes)
-            java = self._jvm.org.apache.spark.api.java.JavaPairRDD.fromRDD(pairs, self._bytes, self._bytes)
-            rdd = java.values().rdd()
+            rdd = self._from_pairs(pairs, self._bytes, self._bytes).values().rdd()
         return self._run(rdd, function)
 
     def _only(self, rdd: Any, partition: int) -> Any:
         """A pruned RDD wants a Scala Int => Boolean; a Scala Set is one."""
         if partition not in self._sets:
-            chosen = self._jvm.java.util.HashSet()
+            chosen = self._set()
             chosen.add(partition)
             self._sets[partition] = self._to_scala(chosen).toSet()
-        return self._jvm.org.apache.spark.rdd.PartitionPruningRDD.create(rdd, self._sets[partition])
+        return self._pruned(rdd, self._sets[partition])
 
     def located(self, item: bytes, function: Any, location: str | None) -> Any:
         return (
@@ -185,20 +185,20 @@ class PinnedDoors:
         return self._tokens[location]
 
     def _one(self, item: bytes, location: str) -> Any:
-        hosts, items = self._jvm.java.util.ArrayList(), self._jvm.java.util.ArrayList()
+        hosts, items = self._list(), self._list()
         hosts.add(location)
-        items.add(self._jvm.scala.Tuple2(bytearray(item), self._to_scala(hosts).toSeq()))
+        items.add(self._tuple(bytearray(item), self._to_scala(hosts).toSeq()))
         return self._jsc.makeRDD(self._to_scala(items).toSeq(), self._bytes)
 
     def _union(self, rdds: list[Any]) -> Any:
-        made = self._jvm.java.util.ArrayList()
+        made = self._list()
         for rdd in rdds:
             made.add(rdd)
         return self._jsc.union(self._to_scala(made).toSeq(), self._bytes)
 
     def collect(self, tasks: list[Any]) -> list[bytes]:
         rdd = tasks[0] if len(tasks) == 1 else self._union(tasks)
-        java = self._jvm.org.apache.spark.api.java.JavaRDD(rdd, self._bytes)
+        java = self._java_rdd(rdd, self._bytes)
         return list(self._rdd(java, self._sc, self._raw()).collect())
 
     def ask(self, locations: list[str], body: Body) -> list[bytes]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,29 +31,34 @@ from holdfast.engine.epoch import (
     Mixed,
     Skipped,
     assign,
+    computed_s,
     decide,
     judge,
+    lost_again,
     stamps,
     taken_over,
     texts,
+    torn_again,
+    what_tore,
 )
 from holdfast.engine.program import Header, Program, Report, declared_schemas
+from holdfast.engine.publishing import publish
+from holdfast.engine.shown import ShownTime
 from holdfast.engine.timing import (
     PlannedTime,
+    counted,
     has_risen,
-    held_now,
     is_due,
     must_wait,
+    offered,
     plan_time,
-    shown_time,
-    still_for,
     taken_up,
 )
 from holdfast.engine.upkeep import Upkeep
-from holdfast.errors import EngineError, HoldfastError, JobLostError, SinkError, StateLostError
+from holdfast.errors import EngineError, HoldfastError, JobLostError
 from holdfast.faults.kinds import Fault
 from holdfast.faults.points import reach
-from holdfast.io.base import Decided, Limit, Offer, Source
+from holdfast.io.base import Limit, Offer, Source
 from holdfast.log.journal import Journal
 from holdfast.log.records import Commit, Plan
 from holdfast.metrics import EpochFacts, Watermark
@@ -64,8 +69,6 @@ from holdfast.recovery.recover import Recovery
 
 _log = logging.getLogger("holdfast.driver")
 
-STILL_MS = 30_000
-"""A watermark that has not moved for so long is worth a warning."""
 _RUNS_TO_SETTLE = 4
 _LOST_JOBS = 6
 """So often a job of one epoch may be lost before the driver gives up."""
@@ -113,9 +116,7 @@ class Driver:
         self._sources: dict[str, Source] = {n.uid: n.body for n in graph.of_kind(g.SOURCE)}
         self._sinks: dict[str, g.Node] = {n.uid: n for n in graph.of_kind(g.SINK)}
         self._assigners = assigners(program.stages)
-        self._moved_ms: dict[str, tuple[int, int]] = {}
-        self._told_still: set[str] = set()
-        self._shown: dict[str, Watermark] = {}
+        self._shown = ShownTime(self._assigners)
         self._stop = threading.Event()
         self._unwanted = False
         """Asked to stop before it stood."""
@@ -221,6 +222,7 @@ class Driver:
         if self._guard is not None and self._guard.estimates:
             newest = self._coordinator.newest(self.last_epoch)
             self._guard.rebuilt(self._since_backup(), newest)
+            self._guard.decide()
 
     def _note_expiries(self) -> None:
         """Know when what a replay would read expires, for the epochs of earlier lives too."""
@@ -272,20 +274,19 @@ class Driver:
 
     def _new_plan(self) -> Plan | None:
         """Wait until an epoch is due, and fix it. None: it is time to stop."""
-        if not self._await_backup():
-            return None
         while True:
+            if not self._await_backup():
+                return None
             self._planning_at = time.perf_counter()  # waiting for data is no part of an epoch
-            asked = self._offers()
-            held = held_now(asked, must_wait(self._assigners, self._before), drain=self._settings.drain)
+            asked, held = self._offers()
             timing = plan_time(self._assigners, self._sources, asked, self._before, self._polled_ms, held)
             offers = taken_up(asked, held, self._positions)
             wait = when_to_cut(
                 self._settings.cut,
                 self._settings.interval_s,
                 waited_s=time.monotonic() - self._cut_at,
-                records=_count(offers),
-                full=self._is_full(offers),
+                records=counted(offers.values()),
+                full=counted(offers.values()) > self._max_records - len(offers),  # shares are whole numbers
                 backlog=sum(o.backlog for o in offers.values()),
                 exhausted=all(o.exhausted for o in offers.values()),
                 drain=self._settings.drain,
@@ -305,13 +306,17 @@ class Driver:
                 return None
             self._idle_s += time.monotonic() - idle
             self._look_around()
-        self._backlog = sum(o.backlog for o in asked.values()) + _count({uid: asked[uid] for uid in held})
+        self._backlog = sum(o.backlog for o in asked.values()) + counted(asked[uid] for uid in held)
+        if self._guard is not None:
+            self._guard.planned(counted(offers.values()))
         return self._fix(offers, timing)
 
     def _await_backup(self) -> bool:
         """Take nothing in while one more epoch would endanger the deadline; False: it is time to stop."""
         guard = self._guard
         if guard is None or not guard.decision.pause or not self._coordinator.follows_deadline:
+            return True
+        if self._coordinator.hopeless or guard.recovering:
             return True
         started = until = time.monotonic()
         self._say("intake is paused until the backup is through: one more epoch would endanger the deadline")
@@ -337,26 +342,25 @@ class Driver:
             return self._settings.max_records
         return min(guard.busy_limit, guard.limit) if self._coordinator.follows_deadline else guard.busy_limit
 
-    def _offers(self) -> dict[str, Offer]:
+    def _offers(self) -> tuple[dict[str, Offer], set[str]]:
+        """What the sources have, together no more than an epoch takes; and those of which nothing is read now."""
         self._polled_ms = max(self._clock_ms(), self._now_ms + 1)
-        limit = Limit(self._max_records, self._tasks, self._polled_ms)
-        offers = {}
-        for uid, source in self._sources.items():
-            try:
-                offers[uid] = source.plan(self._positions.get(uid), limit)
-            except Exception as error:
-                node = self._program.stages.graph.by_uid(uid)
-                if isinstance(error, HoldfastError):
-                    raise error.at(uid, node.where) from None
-                raise method_error(error, node, "The source can't say what there is") from error
-        return offers
+        waiting = must_wait(self._assigners, self._before)
+        return offered(self._ask, self._sources, self._max_records, waiting, drain=self._settings.drain)
+
+    def _ask(self, uid: str, records: int) -> Offer:
+        limit = Limit(records, self._tasks, self._polled_ms)
+        try:
+            return self._sources[uid].plan(self._positions.get(uid), limit)
+        except Exception as error:
+            node = self._program.stages.graph.by_uid(uid)
+            if isinstance(error, HoldfastError):
+                raise error.at(uid, node.where) from None
+            raise method_error(error, node, "The source can't say what there is") from error
 
     @property
     def _before(self) -> tuple[Plan, Commit] | None:
         return None if self._last is None or self._last_plan is None else (self._last_plan, self._last)
-
-    def _is_full(self, offers: dict[str, Offer]) -> bool:
-        return _count(offers) >= self._max_records or any(o.backlog > 0 for o in offers.values())
 
     def _journal_says_stop(self) -> bool:
         now = time.monotonic()
@@ -397,9 +401,7 @@ class Driver:
             self._recover()
         if self._guard is not None:
             self._guard.refresh()
-        if self._shown:
-            quiet = still_for(self._shown, self._moved_ms, self._polled_ms)
-            self._tell_still(quiet)
+        if quiet := self._shown.quiet(self._polled_ms):
             self._on_quiet(quiet)
         self._back_up()
 
@@ -427,7 +429,7 @@ class Driver:
         shown = time.perf_counter()
         reloads = sum(r.reloads for r in reports)
         clean = runs == 1 and not reloads
-        self._learn(commit, decided - planned, clean=clean, reloads=reloads, busy_s=_computed_s(reports))
+        self._learn(commit, decided - planned, clean=clean, reloads=reloads, busy_s=computed_s(reports))
         sealed = [s.sealed for shards in commit.shards.values() for s in shards]
         self._on_epoch(
             EpochFacts(
@@ -449,30 +451,12 @@ class Driver:
                 late_records=commit.late,
                 untimed_records=commit.untimed,
                 unseen_records=commit.unseen,
-                watermarks=self._watermarks(plan, commit),
+                watermarks=self._shown.after(plan, commit),
             )
         )
         self._journal_says_stop()
         if not self._stop.is_set():
             self._back_up()
-
-    def _watermarks(self, plan: Plan, commit: Commit) -> dict[str, Watermark]:
-        """Event time after an epoch."""
-        self._shown = shown_time(self._assigners, plan, commit, self._moved_ms)
-        self._tell_still(self._shown)
-        return self._shown
-
-    def _tell_still(self, found: dict[str, Watermark]) -> None:
-        """A watermark that stands still for long is told of, with what holds it, once until it moves."""
-        for uid, one in found.items():
-            if one.still_ms < STILL_MS:
-                self._told_still.discard(uid)
-            elif uid not in self._told_still and one.split and not one.ended:
-                self._told_still.add(uid)
-                why = f"{one.split} holds it back (idle_after= lets it step out)"
-                if one.waits:
-                    why = f"nothing is read for it until {one.waits_for} is as far (align=, drift=)"
-                _log.warning("[%s] the watermark has not moved for %d s: %s", uid, one.still_ms // 1000, why)
 
     # 5 Decide
 
@@ -507,8 +491,6 @@ class Driver:
         if self._coordinator.found_damage():
             self._note_expiries()
             self._tell_what_is_replayed()
-            if guard is not None:
-                guard.decide()
         if guard is None:
             self._coordinator.consider(self._last, self._last_plan, stopping=stopping)
             return
@@ -517,7 +499,8 @@ class Driver:
             self._last_plan,
             stopping=stopping,
             endangered=guard.decision.back_up,
-            usual_s=guard.backup().mean,
+            usual_s=guard.backup_s[0],
+            at_most_s=guard.backup_s[1],
         )
         guard.backing_up(self._coordinator.pending_epoch, hopeless=self._coordinator.hopeless)
 
@@ -556,7 +539,7 @@ class Driver:
                 self._journal.check_fence()
                 rebuilt += 1
                 if rebuilt >= _REBUILT:
-                    raise _lost_again(plan.epoch, outcome)
+                    raise lost_again(plan.epoch, outcome, _REBUILT)
                 self._recover(outcome.damaged)
             if isinstance(outcome, Again):
                 pinned = outcome.schemas
@@ -564,8 +547,8 @@ class Driver:
             if isinstance(outcome, Mixed | Skipped):
                 lost += 1
                 if lost >= _LOST_JOBS:
-                    raise _torn(plan.epoch, outcome)
-                _log.warning("epoch %d: %s, it is run again", plan.epoch, _what_tore(outcome))
+                    raise torn_again(plan.epoch, outcome, _LOST_JOBS)
+                _log.warning("epoch %d: %s, it is run again", plan.epoch, what_tore(outcome))
             if isinstance(outcome, Skipped):
                 self._noticed(Fault.EXECUTOR_KILL, began_s)
                 self._recover()
@@ -608,70 +591,8 @@ class Driver:
     # 4 Publish
 
     def _publish(self, commit: Commit) -> None:
-        for uid, node in self._sinks.items():
-            files = commit.sinks.get(uid, [])
-            if not files:
-                continue
-            decided = Decided(uid, commit.epoch, self._journal.generation, files, self._program.staging)
-            reach("publish.before_sink")
-            try:
-                node.body.publish(decided)
-            except HoldfastError as error:
-                self._journal.check_fence()  # who was replaced may find that another has published
-                raise error.at(uid, node.where) from None
-            except OSError as error:
-                self._journal.check_fence()
-                raise SinkError(
-                    f"Epoch {commit.epoch} is decided but can't be published: {error}",
-                    uid=uid,
-                    where=node.where,
-                    remedy="Make room or mend the folder, and start again: it is published then, and only once.",
-                ) from None
-            except Exception as error:
-                self._journal.check_fence()
-                raise method_error(
-                    error, node, f"Epoch {commit.epoch} is decided but can't be published"
-                ) from error
-            reach("publish.after_sink")
-
-
-def _lost_again(epoch: int, lacking: Lacking) -> StateLostError:
-    (uid, shard), why = next(iter(lacking.damaged.items()), (lacking.shards[0], "it was not there"))
-    return StateLostError(
-        f"Epoch {epoch} found state missing or damaged {_REBUILT} times, each time after it had been rebuilt.",
-        uid=uid,
-        remedy="Look at the disks of the executors' hosts: what is written there does not stay. Nothing was committed; "
-        "start again.",
-        detail=f"  the last time, shard {shard}: {why}",
-    )
-
-
-def _torn(epoch: int, torn: Mixed | Skipped) -> JobLostError:
-    return JobLostError(
-        f"Epoch {epoch} lost output on its way {_LOST_JOBS} times.",
-        remedy="Look at the executors: something ends them again and again. Nothing was committed; start again.",
-        detail=f"  the last time, {_what_tore(torn)}",
-    )
-
-
-def _what_tore(torn: Mixed | Skipped) -> str:
-    if isinstance(torn, Skipped):
-        return f"{', '.join(torn.tasks)} heard of a failure whose report was lost"
-    return f"answers of two attempts of {', '.join(torn.tasks)} are mixed"
-
-
-def _computed_s(reports: Sequence[Report]) -> float:
-    """How long tasks computed, one stage after the other: the slowest of each."""
-    slowest: dict[str, float] = {}
-    for report in reports:
-        slowest[report.stage] = max(slowest.get(report.stage, 0.0), report.took_ms)
-    return sum(slowest.values()) / 1e3
+        publish(commit, self._sinks, self._journal, self._program.staging)
 
 
 def _may_expire(source: Source) -> bool:
     return type(source).expires_ms is not Source.expires_ms
-
-
-def _count(offers: dict[str, Offer]) -> int:
-    """Records on offer, as far as the sources know; one for a range of unknown size."""
-    return sum(p.records if p.records >= 0 else 1 for o in offers.values() for p in o.ranges)

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from holdfast.data import schemas
 from holdfast.engine.program import WANTED, Program, Report
-from holdfast.errors import EngineError, HoldfastError, from_facts
+from holdfast.errors import EngineError, HoldfastError, JobLostError, StateLostError, from_facts
 from holdfast.io.base import Offer, StagedFile
 from holdfast.log.records import AnswerFile, Commit, Plan, PlannedRange, ShardCommit
 from holdfast.time.units import MIN_TIME
@@ -300,3 +300,39 @@ def _is_wider(new: str, old: str) -> bool:
 def texts(known: Mapping[str, pa.Schema]) -> dict[str, str]:
     """Schemas as a plan holds them."""
     return {edge: schemas.to_text(schema) for edge, schema in known.items()}
+
+
+def computed_s(reports: Sequence[Report]) -> float:
+    """How long tasks computed, one stage after the other: the slowest of each."""
+    slowest: dict[str, float] = {}
+    for report in reports:
+        slowest[report.stage] = max(slowest.get(report.stage, 0.0), report.took_ms)
+    return sum(slowest.values()) / 1e3
+
+
+def lost_again(epoch: int, lacking: Lacking, times: int) -> StateLostError:
+    """The error of an epoch that found state missing again and again."""
+    (uid, shard), why = next(iter(lacking.damaged.items()), (lacking.shards[0], "it was not there"))
+    return StateLostError(
+        f"Epoch {epoch} found state missing or damaged {times} times, each time after it had been rebuilt.",
+        uid=uid,
+        remedy="Look at the disks of the executors' hosts: what is written there does not stay. Nothing was committed; "
+        "start again.",
+        detail=f"  the last time, shard {shard}: {why}",
+    )
+
+
+def torn_again(epoch: int, torn: Mixed | Skipped, times: int) -> JobLostError:
+    """The error of an epoch that lost output again and again."""
+    return JobLostError(
+        f"Epoch {epoch} lost output on its way {times} times.",
+        remedy="Look at the executors: something ends them again and again. Nothing was committed; start again.",
+        detail=f"  the last time, {what_tore(torn)}",
+    )
+
+
+def what_tore(torn: Mixed | Skipped) -> str:
+    """What was wrong with the reports, in words."""
+    if isinstance(torn, Skipped):
+        return f"{', '.join(torn.tasks)} heard of a failure whose report was lost"
+    return f"answers of two attempts of {', '.join(torn.tasks)} are mixed"

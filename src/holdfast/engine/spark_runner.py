@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from holdfast.plan.stages import Stage
 
 
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.25, 1.0
+"""How long after it was begun, and then at the most, an upload is asked how far it is."""
+
+
 class SparkRunner:
     """Runs epochs of one program on one Spark context."""
 
@@ -153,7 +157,7 @@ class SparkRunner:
             for there, of in by_place.items()
         }
         done: list[Uploaded] = []
-        pause_s = 0.02
+        pause_s = _FIRST_LOOK_S  # to ask is a job of Spark's, which takes a task's place for a moment
         while open_requests:
             places = list(open_requests)
             tasks = [self._doors.located(open_requests[p], self._uploader, p) for p in places]
@@ -166,7 +170,7 @@ class SparkRunner:
                 if give_up():
                     raise Expired
                 time.sleep(pause_s)
-                pause_s = min(1.0, pause_s * 2)
+                pause_s = min(_LAST_LOOK_S, pause_s * 2)
         return done
 
     def _collect(self, tasks: list[Any]) -> list[bytes]:

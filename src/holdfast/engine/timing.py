@@ -1,26 +1,26 @@
-"""What a plan says of event time: splits, who is idle, what has ended, which sources must wait. Pure."""
+"""What a plan says of event time: splits, who is idle, what has ended, which sources must wait.
+
+Pure, but for `offered`, which asks the sources through whom it is given.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
+from holdfast.engine.cut import shares
 from holdfast.errors import PipelineError
 from holdfast.io.base import Offer, Source
 from holdfast.log.records import Commit, Plan
-from holdfast.metrics import Watermark
 from holdfast.plan.times import Assigner
-from holdfast.time.units import MAX_TIME, MIN_TIME, watermark_ms
+from holdfast.time.units import MAX_TIME, MIN_TIME
 from holdfast.time.watermarks import (
     FromSource,
     Marks,
     Splits,
     event_clock,
     held_back,
-    holding,
     merge,
     planned,
     still_idle,
@@ -106,12 +106,12 @@ def _known(one: Assigner, sources: Mapping[str, Source], plan: Plan, commit: Com
     return Splits(
         commit.marks.get(one.uid, {}),
         {**plan.active_ms.get(one.uid, {}), **dict.fromkeys(heard, plan.now_ms)},
-        _idle_in(plan, commit).get(one.uid, []),
+        idle_in(plan, commit).get(one.uid, []),
         (read | set(plan.unheard.get(one.uid, ()))) - heard,
     )
 
 
-def _idle_in(plan: Plan, commit: Commit) -> dict[str, list[str]]:
+def idle_in(plan: Plan, commit: Commit) -> dict[str, list[str]]:
     """The splits that nobody waited for in an epoch."""
     return still_idle(plan.idle, commit.heard)
 
@@ -174,67 +174,6 @@ def _given(one: Assigner, offers: Mapping[str, Offer], held: Collection[str]) ->
     return found
 
 
-def shown_time(
-    assigners: Sequence[Assigner], plan: Plan, commit: Commit, moved_ms: dict[str, tuple[int, int]]
-) -> dict[str, Watermark]:
-    """Event time after an epoch, for people. `moved_ms` keeps what each watermark was, and since when."""
-    made = {}
-    waiting, all_idle = ahead(assigners, plan, commit), _idle_in(plan, commit)
-    for one in assigners:
-        marks, idle = commit.marks.get(one.uid, {}), all_idle.get(one.uid, [])
-        mark = watermark(marks, idle)
-        at = max(marks.values(), default=MIN_TIME) if mark is None else mark
-        if moved_ms.get(one.uid, (None, 0))[0] != at:
-            moved_ms[one.uid] = (at, plan.now_ms)
-        known = MIN_TIME < at < MAX_TIME
-        ms = watermark_ms(at) if known else None
-        held = holding({one.uid: marks}, all_idle, [one.uid])
-        made[one.uid] = Watermark(
-            ms=ms,
-            lag_ms=None if ms is None else plan.now_ms - ms,
-            split="" if at == MAX_TIME else _holder(one, held, bool(marks)),
-            still_ms=plan.now_ms - moved_ms[one.uid][1],
-            idle=list(idle),
-            ended=at == MAX_TIME,
-            waits=one.uid in waiting,
-            waits_for=_slowest(one, assigners, commit, all_idle) if one.uid in waiting else "",
-        )
-    return made
-
-
-def _slowest(
-    one: Assigner, assigners: Sequence[Assigner], commit: Commit, idle: Mapping[str, Collection[str]]
-) -> str:
-    """Whom an assigner waits for: the one of its group that is furthest behind, and the split that holds it."""
-    found = []
-    for other in assigners:
-        marks = commit.marks.get(other.uid, {})
-        mark = watermark(marks, idle.get(other.uid, ()))
-        if other.body.align == one.body.align and mark is not None:
-            held = holding({other.uid: marks}, idle, [other.uid])
-            found.append((mark, f"{other.uid} ({_holder(other, held, bool(marks))})"))
-    return min(found)[1]
-
-
-def _holder(one: Assigner, held: tuple[str, str, int] | None, known: bool) -> str:
-    """The split that holds an assigner; before any is known, the sources it waits for."""
-    if held is not None:
-        return held[1]
-    return "" if known else ", ".join((*one.sources, *one.roots))
-
-
-def still_for(
-    found: Mapping[str, Watermark], moved_ms: Mapping[str, tuple[int, int]], now_ms: int
-) -> dict[str, Watermark]:
-    """Event time as it is some time after the last epoch: nothing has moved since."""
-    made = {}
-    for uid, one in found.items():
-        since = moved_ms.get(uid, (0, now_ms))[1]
-        lag = None if one.ms is None else now_ms - one.ms
-        made[uid] = msgspec.structs.replace(one, lag_ms=lag, still_ms=now_ms - since)
-    return made
-
-
 def is_due(made: PlannedTime, before: tuple[Plan, Commit] | None, now_ms: int) -> bool:
     """Whether time alone is worth an epoch: a split has become idle or is finished, a source has ended, or a timer is due."""
     if before is None:
@@ -243,7 +182,7 @@ def is_due(made: PlannedTime, before: tuple[Plan, Commit] | None, now_ms: int) -
     if commit.wake_ms is not None and commit.wake_ms <= now_ms:
         return True
     newly_ended = set(made.ended) - set(plan.ended)
-    was_idle = _idle_in(plan, commit)
+    was_idle = idle_in(plan, commit)
     newly_idle = any(set(idle) - set(was_idle.get(uid, ())) for uid, idle in made.idle.items())
     return bool(newly_ended) or newly_idle or _freed(made, commit, was_idle)
 
@@ -281,7 +220,7 @@ def ahead(assigners: Sequence[Assigner], plan: Plan, commit: Commit) -> set[str]
     """The assigners that are too far ahead of the slowest of their group after an epoch."""
     groups = {a.uid: (a.body.align, a.body.drift_us) for a in assigners if a.body.align is not None}
     marks: dict[str, int] = {}
-    idle = _idle_in(plan, commit)
+    idle = idle_in(plan, commit)
     for uid in groups:
         mark = watermark(commit.marks.get(uid, {}), idle.get(uid, ()))
         if mark is not None and mark != MAX_TIME:
@@ -297,6 +236,31 @@ def held_now(offers: Mapping[str, Offer], waiting: Collection[str], *, drain: bo
     if drain and not any(o.ranges for uid, o in offers.items() if uid not in waiting):
         return set()
     return {uid for uid in waiting if offers[uid].ranges}
+
+
+def counted(offers: Iterable[Offer]) -> int:
+    """Records on offer, as far as the sources know; one for a range of unknown size."""
+    return sum(p.records if p.records >= 0 else 1 for o in offers for p in o.ranges)
+
+
+def offered(
+    ask: Callable[[str, int], Offer],
+    sources: Iterable[str],
+    most: int,
+    waiting: Collection[str],
+    *,
+    drain: bool,
+) -> tuple[dict[str, Offer], set[str]]:
+    """What sources have, together no more than an epoch takes; and those of which nothing is read, as they must wait.
+
+    Each is asked for a whole epoch. Where they offer more than one together, those with the most are asked for less.
+    """
+    asked = {uid: ask(uid, most) for uid in sources}
+    held = held_now(asked, waiting, drain=drain)
+    taken = {uid: counted([offer]) for uid, offer in asked.items() if uid not in held}
+    if sum(taken.values()) > most:
+        asked |= {uid: ask(uid, records) for uid, records in shares(taken, most).items()}
+    return asked, held
 
 
 def taken_up(

@@ -20,6 +20,8 @@ FLOOR_S = 0.05
 _MOST_DF = 200.0
 _MOST_FITS = 5
 _MOST_STEPS = 40
+_NEAR = 1e-6
+"""A step of Newton's method that was so small leaves an error of about its square."""
 _NORMAL = statistics.NormalDist()
 
 
@@ -87,12 +89,15 @@ def _quantile(confidence: float, df: float) -> float:
     if confidence <= 0.5:
         return 0.0
     df, wanted = max(1.0, df), 1 - confidence
-    t = _NORMAL.inv_cdf(confidence)  # never more than that of Student's t
+    z = _NORMAL.inv_cdf(confidence)
+    squared = z * z
+    # The first terms of Fisher's expansion, which is near unless there are very few degrees of freedom.
+    t = z * (1 + (squared + 1) / (4 * df) + ((5 * squared + 16) * squared + 3) / (96 * df * df))
     for _ in range(_MOST_STEPS):  # Newton's method on the logarithm, which is nearly straight far out
         tail = _beyond(t, df)
         step = tail / _density(t, df) * math.log(tail / wanted)
         t += step
-        if abs(step) < 1e-9 * t:
+        if abs(step) < _NEAR * t:
             break
     return t * (1 + 1e-8)
 
@@ -215,26 +220,27 @@ class Linear:
     def _fit(self, spreads: Sequence[float]) -> None:
         seen, prior, size = self.seen, self._prior.weights, len(self._prior.weights)
         first = [1.0 / _squared(spread) for spread in spreads]
-        p = [[first[i] * (i == j) + seen.xx[i][j] for j in range(size)] for i in range(size)]
-        q = [first[i] * prior[i] + seen.xy[i] for i in range(size)]
-        y = sum(of * w * w for of, w in zip(first, prior, strict=True)) + seen.yy
+        p = [row.copy() for row in seen.xx]
+        q = seen.xy.copy()
+        y = seen.yy
+        for i in range(size):
+            p[i][i] += first[i]
+            q[i] += first[i] * prior[i]
+            y += first[i] * prior[i] * prior[i]
         free = list(range(size))
-        while True:  # weights that would be negative are nothing, and the others are fitted without them
+        inverse = _inverse(p)
+        found = [_dot(row, q) for row in inverse]
+        while (
+            min(found) < 0 and max(found) >= 0
+        ):  # weights that would be negative are nothing: fit the others alone
+            free = [i for i, w in zip(free, found, strict=True) if w >= 0]
             inverse = _inverse([[p[i][j] for j in free] for i in free])
-            found = [sum(row[k] * q[free[k]] for k in range(len(free))) for row in inverse]
-            negative = [free[k] for k, w in enumerate(found) if w < 0]
-            if not negative or len(negative) == len(free):
-                break
-            free = [i for i in free if i not in negative]
+            found = [_dot(row, [q[i] for i in free]) for row in inverse]
         self.weights = [0.0] * size
         self._spread = [1.0 / p[i][i] for i in range(size)]
         for k, i in enumerate(free):
             self.weights[i], self._spread[i] = max(0.0, found[k]), inverse[k][k]
-        w = self.weights
-        fitted = 2 * sum(q[i] * w[i] for i in range(size)) - sum(
-            w[i] * p[i][j] * w[j] for i in range(size) for j in range(size)
-        )
-        left = max(0.0, y - fitted)
+        left = max(0.0, y + self._squares(p, q))
         a = self._a0 + seen.weight / 2
         self._noise, self._df = (self._b0 + left / 2) / a, 2 * a
 
@@ -260,7 +266,10 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:
-    return sum(x * y for x, y in zip(a, b, strict=True))
+    total = 0.0
+    for x, y in zip(a, b, strict=True):
+        total += x * y
+    return total
 
 
 def _squared(value: float) -> float:
@@ -268,8 +277,23 @@ def _squared(value: float) -> float:
 
 
 def _inverse(matrix: list[list[float]]) -> list[list[float]]:
-    """Of a small positive definite matrix, by Gauss and Jordan."""
+    """Of a small positive definite matrix, by Gauss and Jordan.
+
+    >>> (
+    ...     _inverse([[4.0]]),
+    ...     _inverse([[2.0, 1.0], [1.0, 1.0]]),
+    ...     _inverse([[2.0, 0.0, 0.0], [0.0, 2.0, 1.0], [0.0, 1.0, 1.0]]),
+    ... )
+    ([[0.25]], [[1.0, -1.0], [-1.0, 2.0]], [[0.5, 0.0, 0.0], [0.0, 1.0, -1.0], [0.0, -1.0, 2.0]])
+    """
     size = len(matrix)
+    if size == 2:  # most of them: the same steps, written out
+        (a, b), (c, d) = matrix
+        a = a if abs(a) > 1e-300 else 1e-300
+        across, down = b / a, c / a
+        left = d - c * across
+        last = 1.0 / (left if abs(left) > 1e-300 else 1e-300)
+        return [[1.0 / a + across * down * last, -across * last], [-down * last, last]]
     rows = [[*matrix[i], *(1.0 if i == j else 0.0 for j in range(size))] for i in range(size)]
     for i in range(size):
         pivot = rows[i][i] if abs(rows[i][i]) > 1e-300 else 1e-300

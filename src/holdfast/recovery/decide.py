@@ -44,6 +44,8 @@ class Outlook(msgspec.Struct, frozen=True):
     """How long after a failed backup the next is begun."""
     uploading: int | None = None
     """How many epochs have passed since the version that is being backed up; None: none is."""
+    usual_records: int | None = None
+    """How many records the next epoch has if it is a usual one; None: as many as it may have."""
     mean_records: float | None = None
     """How many records epochs have that pass while a backup is made: the mean of the recent; None: as many as the next."""
 
@@ -103,10 +105,11 @@ def decide(outlook: Outlook, bound: Bound, beyond: Bound | None = None) -> Decis
         return Decision(back_up=_gains(outlook, bound), feasible=False)
     most = outlook.max_records if limit is None else limit
     size = max(1, min(outlook.epoch_records, most))
-    full = not _has_room(outlook, bound, size)
+    usual = size if outlook.usual_records is None else max(1, min(outlook.usual_records, size))
+    full = not _has_room(outlook, bound, usual)
     if not full and not _has_room(outlook, bound, most):
         # More than usual may have come: as much as fits beside this history, and the rest an epoch later.
-        limit = _largest(lambda records: _has_room(outlook, bound, records), size, most)
+        limit = _largest(lambda records: _has_room(outlook, bound, records), usual, most)
     if outlook.uploading is not None:
         return Decision(pause=full, limit=limit)
     due = outlook.history.epochs > 0 and bound(_later(outlook, wait, size), size) > outlook.deadline_s

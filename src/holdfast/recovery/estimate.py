@@ -13,7 +13,7 @@ not cover is said in docs/guarantees.md: two faults at once, a damaged checkpoin
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -131,6 +131,16 @@ class Parts(msgspec.Struct, frozen=True):
     def total(self) -> float:
         return self.detection + self.environment + self.loading + self.recomputing
 
+    @property
+    def rounded(self) -> tuple[float, float, float, float]:
+        """To milliseconds."""
+        return (
+            round(self.detection, 3),
+            round(self.environment, 3),
+            round(self.loading, 3),
+            round(self.recomputing, 3),
+        )
+
 
 class Estimate(msgspec.Struct, frozen=True):
     """What recovery from one fault would take."""
@@ -241,6 +251,8 @@ class Learned:
         self.job_records = memory.job_records
         """The most records that a job of a replay reads: it takes so many jobs more."""
         self._families = {name: self._family(name, seen.get(f"environment.{name}")) for name in FAMILIES}
+        self.known: dict[Fault, tuple[Linear, list[float], Notice, Guess, Guess]] = {}
+        """Detection and environment of faults, and from what they are known: that changes with recoveries and starts only."""
         self.counts = dict(memory.counts)
         self.outcomes = set(memory.outcomes)
 
@@ -305,8 +317,12 @@ class Learned:
 
     def environment(self, fault: Fault) -> Guess:
         """How long what died takes to stand again."""
-        name, features = _place(fault)
+        name, features = _PLACES[fault]
         return self._families[name].predict(features)
+
+    def family(self, fault: Fault) -> Linear:
+        """By what its environment is known."""
+        return self._families[_PLACES[fault][0]]
 
     def times_seen(self, fault: Fault) -> int:
         """How many recoveries from a fault were learned from."""
@@ -314,7 +330,7 @@ class Learned:
 
     def recovered(self, fault: Fault, environment_s: float) -> None:
         """Learn how long what died took to stand again."""
-        name, features = _place(fault)
+        name, features = _PLACES[fault]
         self._families[name].learn(features, max(0.01, environment_s))
         self.counts[fault.label] = self.times_seen(fault) + 1
 
@@ -339,12 +355,12 @@ class Learned:
         return [history.jobs(self.job_records) * fixed + all_s * share, all_s, float(history.epochs)]
 
 
-def _place(fault: Fault) -> tuple[str, list[float]]:
-    """A fault's family, and what tells it from the others there."""
-    for name, members in FAMILIES.items():
-        if fault in members:
-            return name, [1.0 if n == 0 or one is fault else 0.0 for n, one in enumerate(members)]
-    raise KeyError(fault)
+_PLACES = {
+    fault: (name, [1.0 if n == 0 or one is fault else 0.0 for n, one in enumerate(members)])
+    for name, members in FAMILIES.items()
+    for fault in members
+}
+"""A fault's family, and what tells it from the others there."""
 
 
 def replaying(learned: Learned, history: History, share: float = 1.0) -> Guess:
@@ -372,18 +388,14 @@ def planning(learned: Learned, situation: Situation) -> Guess:
     return msgspec.structs.replace(largest, mean=usual_s, extra=largest.mean - usual_s)
 
 
-def recomputing(learned: Learned, fault: Fault, situation: Situation) -> Sum:
-    """How long what must be run again takes: the history, where state is lost with its host, and what is planned."""
-    planned = planning(learned, situation)
-    if fault not in _HISTORY:
-        return Sum((planned,))
-    return Sum((replaying(learned, situation.history, situation.share), planned))
+def _like(fault: Fault, notice: Notice) -> Fault:
+    """The fault after which the same starts again: in local mode the driver is the host."""
+    return Fault.DRIVER_KILL if fault is Fault.HOST and notice.local else fault
 
 
 def environment(learned: Learned, fault: Fault, notice: Notice) -> Guess:
     """How long what died takes to stand again; a host that never comes back is waited for once, a driver's restart always."""
-    if fault is Fault.HOST and notice.local:
-        fault = Fault.DRIVER_KILL
+    fault = _like(fault, notice)
     guess = learned.environment(fault)
     if fault in OF_DRIVER:
         return msgspec.structs.replace(guess, mean=guess.mean + notice.restart_s)
@@ -394,20 +406,43 @@ def environment(learned: Learned, fault: Fault, notice: Notice) -> Guess:
 
 def estimate(fault: Fault, situation: Situation, learned: Learned, notice: Notice) -> Estimate:
     """What recovery from a fault would take now."""
-    return Estimate(
-        fault,
-        detection(fault, notice),
-        environment(learned, fault, notice),
-        loading(learned, fault, situation),
-        recomputing(learned, fault, situation),
-    )
+    return estimates(situation, learned, notice, [fault])[0]
 
 
 def estimates(
     situation: Situation, learned: Learned, notice: Notice, faults: Sequence[Fault]
 ) -> list[Estimate]:
-    """Of all these faults."""
-    return [estimate(fault, situation, learned, notice) for fault in faults]
+    """Of all these faults. What must be run again is the history, where state is lost with its host, and what is planned."""
+    planned = planning(learned, situation)
+    alone = behind = Sum((planned,))
+    if any(fault in _HISTORY for fault in faults):
+        behind = Sum((replaying(learned, situation.history, situation.share), planned))
+    return [
+        Estimate(fault, *before, behind if fault in _HISTORY else alone)
+        for fault, before in _before(situation, learned, notice, faults)
+    ]
+
+
+def _before(
+    situation: Situation, learned: Learned, notice: Notice, faults: Sequence[Fault]
+) -> Iterator[tuple[Fault, tuple[Guess, Guess, Guess]]]:
+    """Detection, environment and loading of each fault: what depends neither on the history nor on a plan."""
+    loaded: dict[str, Guess] = {}
+    for fault in faults:
+        what = "stored" if fault in _HISTORY else "shard" if fault in _ONE_SHARD else "host"
+        if what not in loaded:
+            loaded[what] = loading(learned, fault, situation)
+        yield fault, (*_until_it_stands(learned, fault, notice), loaded[what])
+
+
+def _until_it_stands(learned: Learned, fault: Fault, notice: Notice) -> tuple[Guess, Guess]:
+    """Detection and environment of a fault, computed when what is known of them has changed: they are asked for twice an epoch."""
+    model = learned.family(_like(fault, notice))
+    known = learned.known.get(fault)
+    if known is None or known[0] is not model or known[1] is not model.weights or known[2] is not notice:
+        found = detection(fault, notice), environment(learned, fault, notice)
+        known = learned.known[fault] = (model, model.weights, notice, *found)
+    return known[3], known[4]
 
 
 def worst(of: Sequence[Estimate], confidence: float) -> Estimate:
@@ -437,13 +472,11 @@ class Bounds:
         confidence: float,
     ) -> None:
         parts: list[_Fixed] = []
-        for fault in faults:
-            of = (
-                detection(fault, notice),
-                environment(learned, fault, notice),
-                loading(learned, fault, situation),
-            )
-            worst_s, squared = map(sum, zip(*(p.worst(confidence) for p in of), strict=True))
+        for fault, before in _before(situation, learned, notice, faults):
+            worst_s = squared = 0.0
+            for guess in before:
+                fixed_s, spread = guess.worst(confidence)
+                worst_s, squared = worst_s + fixed_s, squared + spread
             parts.append((fault in _HISTORY, worst_s, squared))
         self._take(learned, confidence, situation.share, parts)
 
@@ -459,13 +492,15 @@ class Bounds:
             least: the records of that epoch. Where smaller ones could not keep up with what comes, to hold the
                 deadline for a fault would only stop the pipeline.
         """
-        fitting = [self._only([part])(History(1, least), least) <= deadline_s for part in self._parts]
-        sides = (
-            [part for part, fits in zip(self._parts, fitting, strict=True) if fits is wanted]
-            for wanted in (True, False)
-        )
-        within, beyond = (self._only(parts) if parts else None for parts in sides)
-        return within, beyond
+        alone, behind = self._later(History(1, least), least)
+        sides: tuple[list[_Fixed], list[_Fixed]] = ([], [])
+        for part in self._parts:
+            lost, fixed_s, squared = part
+            then_s, more = behind if lost else alone
+            sides[fixed_s + then_s + math.sqrt(squared + more) > deadline_s].append(part)
+        if not sides[1]:
+            return self if sides[0] else None, None
+        return self._only(sides[0]) if sides[0] else None, self._only(sides[1])
 
     def _only(self, parts: list[_Fixed]) -> Bounds:
         made = Bounds.__new__(Bounds)
@@ -474,13 +509,21 @@ class Bounds:
 
     def __call__(self, history: History, planned: int) -> float:
         """The seconds that recovery does not pass, with this history and so many records planned."""
-        then_s, squared = self._learned.epoch.predict([1.0, float(planned)]).worst(self._confidence)
-        found = max((f + then_s + math.sqrt(s + squared) for f, s in self._kept), default=0.0)
-        if self._lost:
-            again_s, more = replaying(self._learned, history, self._share).worst(self._confidence)
-            then_s, squared = then_s + again_s, squared + more
-            found = max(found, *(f + then_s + math.sqrt(s + squared) for f, s in self._lost))
+        (then_s, squared), (again_s, more) = self._later(history, planned)
+        found = 0.0
+        for fixed_s, spread in self._kept:
+            found = max(found, fixed_s + then_s + math.sqrt(spread + squared))
+        for fixed_s, spread in self._lost:
+            found = max(found, fixed_s + again_s + math.sqrt(spread + more))
         return found
+
+    def _later(self, history: History, planned: int) -> tuple[tuple[float, float], tuple[float, float]]:
+        """What the planned epoch takes in the worst case, and the square of its spread; and the same behind a replay."""
+        alone = self._learned.epoch.predict([1.0, float(planned)]).worst(self._confidence)
+        if not self._lost:
+            return alone, alone
+        again_s, more = replaying(self._learned, history, self._share).worst(self._confidence)
+        return alone, (alone[0] + again_s, alone[1] + more)
 
 
 _Fixed = tuple[bool, float, float]

@@ -56,6 +56,14 @@ def infeasible(told: Explanation, deadline_s: float) -> str:
     )
 
 
+def failing(told: Explanation, deadline_s: float) -> str:
+    """That the deadline will be passed because backups fail, in one sentence."""
+    return (
+        f"The deadline of {deadline_s:g} s is not held: a backup is due, and backups keep failing. After {told.fault} "
+        f"({told.what}) recovery may take {told.bound_s:.1f} s now, and longer with every epoch."
+    )
+
+
 def explain(situation: Situation, learned: Learned, notice: Notice, confidence: float) -> Explanation | None:
     """What the parts are, which is at fault, and which setting buys how many seconds; None if nothing is covered."""
     estimates = [estimate(fault, situation, learned, notice) for fault in covered(notice)]
@@ -93,9 +101,15 @@ def _bargains(
         value = getattr(notice, field)
         if value and value > 2.0:
             less = msgspec.structs.replace(notice, **{field: value / 2})
-            if field == "executor_s":
-                less = msgspec.structs.replace(less, executor_check_s=notice.executor_check_s / 2)
+            if field == "executor_s":  # what is tried while an executor is silent is tied to it
+                less = msgspec.structs.replace(
+                    less, executor_check_s=notice.executor_check_s / 2, fetch_s=notice.fetch_s / 2
+                )
             yield Bargain(f"{text} = {value / 2:.1f}s instead of {value:.1f}s", now - bound(notice=less))
+    if notice.driver_s is not None and notice.restart_s > 1.0:
+        sooner = msgspec.structs.replace(notice, restart_s=1.0)
+        waits = f"instead of waiting {notice.restart_s:.1f} s, as after so many falls,"
+        yield Bargain(f'restart = "fixed 1s" {waits}', now - bound(notice=sooner))
     if situation.planned > 1:
         half = situation.planned // 2
         smaller = msgspec.structs.replace(situation, planned=half)
@@ -149,4 +163,8 @@ def _unbounded(notice: Notice) -> Iterator[str]:
         yield (
             "A cluster that has no room for a new executor makes it wait: its queue has no bound that is known here, "
             "so keep cores free for one host."
+        )
+        yield (
+            "A driver that is started again is taken to find executors on the hosts that have its state. Where the cluster "
+            "has more hosts than executors of ours, it may not: then all state is loaded, and all of the history replayed."
         )

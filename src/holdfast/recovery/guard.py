@@ -10,7 +10,6 @@ Everything here is the driver's thread's, except `backup_ended`, which only leav
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import logging
 import os
@@ -32,8 +31,8 @@ from holdfast.errors import InfeasibleError
 from holdfast.faults.kinds import Fault
 from holdfast.log.records import Commit
 from holdfast.metrics import Forecast
-from holdfast.recovery.chance import Guess
 from holdfast.recovery.decide import Decision, Outlook, decide, least_epoch
+from holdfast.recovery.episode import Episode, fallen, restarts, which
 from holdfast.recovery.estimate import (
     OF_DRIVER,
     Bounds,
@@ -46,17 +45,10 @@ from holdfast.recovery.estimate import (
     Situation,
     attribute,
     covered,
-    detection,
-    estimate,
+    estimates,
 )
-from holdfast.recovery.explain import explain, infeasible
-from holdfast.recovery.memory import (
-    MEMORY,
-    OUTCOMES,
-    read_memory,
-    read_outcome,
-    write_outcome,
-)
+from holdfast.recovery.explain import explain, failing, infeasible
+from holdfast.recovery.memory import drilled, read_memory, write_memory, write_outcome
 from holdfast.recovery.replay import MAX_RECORDS, Took
 from holdfast.recovery.standing import Loads, Standing
 from holdfast.recovery.trace import BackupLine, EpochLine, Trace
@@ -78,7 +70,8 @@ _SPARK_ENDS_IDLE_S = 50.0
 """Spark ends Python workers that had nothing to do for a minute: a reload after such a pause is no fault's."""
 _TELL_EVERY_S = 60.0
 _RECENT = 20
-_KEEP_EVERY_S = 5.0
+_KEEP_EVERY_S = 10.0
+"""A driver that is killed forgets what epochs and backups have taught since then; recoveries are kept at once."""
 _LOOK_EVERY_S = 0.5
 
 
@@ -97,18 +90,6 @@ def _counted(method: Callable[Concatenate[Guard, _P], _R]) -> Callable[Concatena
             self.cost_s += time.perf_counter() - started
 
     return call
-
-
-class Episode(msgspec.Struct):
-    """A fault that is being recovered from, as seen from inside."""
-
-    fault: Fault
-    began_s: float
-    """On the wall clock, which outlives a driver."""
-    estimates: dict[Fault, Estimate] = {}
-    """What was forecast then, for whichever fault it turns out to be."""
-    within: bool = False
-    """Whether it was found when its epoch was through: then nobody waited for data since it began."""
 
 
 class Guard:
@@ -147,8 +128,8 @@ class Guard:
         self._hopeless = False
         self._ended: collections.deque[Checkpoint | FailedCheckpoint] = collections.deque()
         self._readings: collections.deque[Reading] = collections.deque()
-        self._episode = _fallen(environment.get(FELL, ""))
-        self._restarts = _restarts(environment.get(RESTARTS, ""), notice.restart_s)
+        self._episode = fallen(environment.get(FELL, ""))
+        self._restarts = restarts(environment.get(RESTARTS, ""), notice.restart_s)
         self._well_since_s: float | None = None
         self._first_epoch: int | None = None
         self._catching: Outcome | None = None
@@ -157,12 +138,16 @@ class Guard:
         """How much waited when all was well."""
         self._paused_s = 0.0
         self._kept_s = self._looked_s = 0.0
+        self._unkept = False
+        """Whether a backup has ended that what is kept says nothing of."""
         self.retry_s = FIRST_RETRY_S
+        self.backup_s = (1.0, 1.0)
+        """How long a backup takes as it stands, usually and at the most."""
         self.decision = Decision()
         self.estimates: list[Estimate] = []
-        self._bounded: list[Estimate] | None = None
-        """Of which estimates `_worst` is the worst."""
-        self._worst: tuple[Estimate, float]
+        self._forecast_for = Situation()
+        self._bounded: tuple[list[Estimate], list[float]] = (self.estimates, [])
+        """Estimates, and the bound of each."""
         self._infeasible_told, self._told_s = False, -_TELL_EVERY_S
         self.cost_s = 0.0
         """What estimating and deciding have cost so far."""
@@ -175,6 +160,7 @@ class Guard:
         self._standing.begin(since, newest)
         if last is not None:
             self._standing.stand(last)
+        self._forecast_for = self._standing.situation  # what is learned below is kept at once
         self._see(self._standing.records)
         self._look_at_drill(force=True)
         if self._episode is not None:
@@ -247,6 +233,11 @@ class Guard:
         self._episode = Episode(fault, began_s, self._all_estimates())
         return True
 
+    def planned(self, records: int) -> None:
+        """An epoch of so many records begins. If it is larger than those before it, recovery would take longer than was told."""
+        if self._standing.plan(records):
+            self.forecast()
+
     def backing_up(self, epoch: int | None, *, hopeless: bool = False) -> None:
         """Which version is being uploaded now; None: none is. Hopeless: so many have failed that nobody waits for one."""
         self._uploading, self._hopeless = epoch, hopeless
@@ -259,6 +250,9 @@ class Guard:
         """While no epoch passes: decide anew if a backup has ended meanwhile."""
         if self._ended or self._readings:
             self.decide()
+            self._unkept = True
+        if self._unkept and self._clock_s() - self._kept_s > _KEEP_EVERY_S:
+            self._keep()  # or nobody would hear of a backup until the next epoch
 
     def store_read(self, reading: Reading) -> None:
         """From any thread: how fast the store was when it was tried."""
@@ -330,18 +324,20 @@ class Guard:
         uploading = None
         if self._uploading is not None:
             uploading = self._standing.since(self._uploading)
-        backup = self.backup()
+        backup = self.learned.upload.predict([1.0, float(self._standing.new_bytes)])
+        self.backup_s = backup.mean, backup.bound(self._settings.confidence)
         outlook = Outlook(
             deadline_s=self._settings.deadline_s,
             history=self._standing.history,
             epoch_s=self._pace_s(),
             epoch_records=self._standing.situation.planned,
             max_records=self.most_records,
-            backup_s=backup.bound(self._settings.confidence),
-            failed_s=backup.mean,
+            backup_s=self.backup_s[1],
+            failed_s=self.backup_s[0],
             retry_s=self.retry_s,
             uploading=uploading,
             mean_records=self._standing.mean_records,
+            usual_records=self._standing.situation.usual,
         )
         self.decision = decide(outlook, within or bound, None if within is None else beyond)
         if self._hopeless and (self.decision.back_up or self.decision.pause):
@@ -357,9 +353,8 @@ class Guard:
         """A supervisor waits the longer before the next start the more often the driver fell, until it was well for a while."""
         if self._notice.driver_s is None:
             return
-        soon_s, after_s, later_s, _ = self._restarts
-        well = self._well_since_s is not None and self._clock_s() - self._well_since_s > after_s
-        restart_s = later_s if well else soon_s
+        well_s = None if self._well_since_s is None else self._clock_s() - self._well_since_s
+        restart_s = self._restarts.next_s(well_s)
         if restart_s != self._notice.restart_s:
             self._notice = msgspec.structs.replace(self._notice, restart_s=restart_s)
 
@@ -372,15 +367,10 @@ class Guard:
             return max(self._settings.interval_s, self.learned.epoch.predict([1.0, 1.0]).mean)
         return max(0.01, statistics.median(self._gaps))
 
-    def backup(self) -> Guess:
-        """How long a backup would take now."""
-        return self.learned.upload.predict([1.0, float(self._standing.new_bytes)])
-
-    def _estimate(self, fault: Fault) -> Estimate:
-        return estimate(fault, self._standing.situation, self.learned, self._notice)
-
     def _all_estimates(self) -> dict[Fault, Estimate]:
-        return {fault: self._estimate(fault) for fault in Fault}
+        every = list(Fault)
+        of = estimates(self._standing.situation, self.learned, self._notice, every)
+        return dict(zip(every, of, strict=True))
 
     def forecast(self) -> list[Estimate]:
         """What recovery would take now, for every fault that is covered; while intake pauses, nothing is planned."""
@@ -389,15 +379,21 @@ class Guard:
             there = msgspec.structs.replace(there, planned=0)
         elif self._holds and self.decision.limit is not None:
             there = msgspec.structs.replace(there, planned=min(there.planned, self.limit))
-        self.estimates = [estimate(f, there, self.learned, self._notice) for f in self.faults]
+        self._forecast_for = there
+        self.estimates = estimates(there, self.learned, self._notice, self.faults)
         return self.estimates
 
     def worst(self) -> tuple[Estimate, float]:
         """The fault whose bound is the largest, and that bound."""
-        if self._bounded is not self.estimates:  # it is asked for more often than it changes
-            bounds = [(e, e.bound(self._settings.confidence)) for e in self.estimates]
-            self._bounded, self._worst = self.estimates, max(bounds, key=lambda one: one[1])
-        return self._worst
+        bounds = self._bounds()
+        bound_s = max(bounds)
+        return self.estimates[bounds.index(bound_s)], bound_s
+
+    def _bounds(self) -> list[float]:
+        """Of every estimate; they are asked for more often than those change."""
+        if self._bounded[0] is not self.estimates:
+            self._bounded = self.estimates, [e.bound(self._settings.confidence) for e in self.estimates]
+        return self._bounded[1]
 
     def forecasts(self) -> dict[str, Forecast]:
         """As the status has it."""
@@ -407,11 +403,11 @@ class Guard:
                 e.environment.mean,
                 e.loading.mean,
                 e.recomputing.mean,
-                e.bound(self._settings.confidence),
+                bound_s,
                 e.bound(0.99),
                 self.learned.times_seen(e.fault),
             )
-            for e in self.estimates
+            for e, bound_s in zip(self.estimates, self._bounds(), strict=True)
         }
 
     def _tell_feasible(self) -> None:
@@ -427,13 +423,13 @@ class Guard:
         if self._infeasible_told:
             return
         self._told_s, self._infeasible_told = now_s, True
-        there = self._standing.situation
-        if self._holds:  # whatever is backed up, so much is left
+        there = self._forecast_for
+        if self._holds and not self._hopeless:  # whatever is backed up, so much is left
             there = msgspec.structs.replace(self._standing.backed(), history=History(1, self._least_epoch()))
         told = explain(there, self.learned, self._notice, self._settings.confidence)
         if told is None:
             return
-        message = infeasible(told, self._settings.deadline_s)
+        message = (failing if self._hopeless else infeasible)(told, self._settings.deadline_s)
         starting = self._first_epoch is None and self._episode is None
         if (
             self._settings.on_infeasible == "refuse" and starting
@@ -484,7 +480,6 @@ class Guard:
                 made.epoch, made.started_ms, took_s, made.new_bytes, made.size_bytes, trigger=made.trigger
             )
         )
-        self._keep()
 
     # Learning from recoveries
 
@@ -501,9 +496,17 @@ class Guard:
         episode, self._episode = self._episode, None
         assert episode is not None
         self._faulty_ms = int(now_s * 1000)
-        took_s = max(0.0, now_s - episode.began_s - (0.0 if episode.within else idle_s))
-        fault = self._which(episode, took_s, rebuilt=bool(took.rebuilt))
-        before = episode.estimates.get(fault) or self._estimate(fault)
+        took_s, known = episode.took_s(now_s, idle_s), episode.estimates or self._all_estimates()
+        fault = which(
+            episode.fault,
+            took_s,
+            known,
+            self._notice,
+            self.faults,
+            rebuilt=bool(took.rebuilt),
+            told=self._drilled,
+        )
+        before = known[fault]
         loading_s = took.checked_s + took.fetched_s
         if not loading_s:  # inside a job that Spark repaired by itself
             loading_s = before.loading.mean
@@ -541,21 +544,6 @@ class Guard:
             write_outcome(self._directory, msgspec.structs.replace(self._catching, caught_up_s=caught_up_s))
             self._catching = None
 
-    def _which(self, episode: Episode, took_s: float, *, rebuilt: bool) -> Fault:
-        """Which fault it was, as far as can be told: one that was silent for its time-out, and took about so long, froze."""
-        fault = episode.fault
-        if fault in OF_DRIVER:
-            return fault
-        if rebuilt:
-            return Fault.HOST
-        frozen = _FROZEN.get(fault)
-        if frozen is None or frozen not in self.faults or self._drilled:
-            return fault
-        known = episode.estimates or self._all_estimates()
-        if not detection(frozen, self._notice).mean <= took_s <= known[frozen].bound(0.99):
-            return fault
-        return min((fault, frozen), key=lambda one: abs(known[one].sum.mean - took_s))
-
     def _learn_outcome(self, outcome: Outcome) -> None:
         fault = Fault.named(outcome.fault)
         key = f"{outcome.epoch:08d}"
@@ -565,25 +553,16 @@ class Guard:
             self.learned.reload.learn(
                 [1.0, float(self._standing.situation.host_bytes)], outcome.measured.loading
             )
-        waited_s = self._restarts[3] if fault in OF_DRIVER else 0.0
+        waited_s = self._restarts.waited_s if fault in OF_DRIVER else 0.0
         self.learned.recovered(fault, outcome.measured.environment - waited_s)
         self.learned.outcomes.add(key)
         self._keep()
 
     def _look_at_drill(self, *, force: bool = False) -> None:
         """Learn from what a drill measured: it knows which fault it was, and when it came."""
-        folder = self._directory / OUTCOMES
-        if not (self._drilled or force) or not folder.is_dir():
+        if not (self._drilled or force):
             return
-        for path in sorted(folder.glob("*.drill.json")):
-            key = path.name.split(".")[0]
-            if key in self.learned.outcomes:
-                continue
-            told = read_outcome(path)
-            fault = None if told is None else Fault.named(told.fault)
-            if told is None or fault is None:
-                continue
-            own = read_outcome(folder / f"{key}.json")
+        for told, fault, own in drilled(self._directory, self.learned.outcomes):
             loading_s = own.measured.loading if own is not None else told.estimated.loading
             recomputing_s = own.measured.recomputing if own is not None else told.estimated.recomputing
             measured = attribute(told.took_s, fault, self._notice, loading_s, recomputing_s)
@@ -593,26 +572,20 @@ class Guard:
 
     def _write(self, commit: Commit, now_s: float, took_s: float) -> None:
         worst, bound_s = self.worst()
-        parts = worst.parts
         self._trace.add(
             EpochLine(
                 commit.epoch,
                 int(now_s * 1000),
                 commit.records_in,
                 round(took_s, 4),
-                sum(s.sealed.size_bytes for shards in commit.shards.values() for s in shards),
+                self._standing.state_bytes,
                 self._standing.situation.host_bytes,
                 self._standing.situation.shard_bytes,
                 self._standing.last_new_bytes,
                 round(worst.sum.mean, 3),
                 round(bound_s, 3),
                 worst.fault.label,
-                (
-                    round(parts.detection, 3),
-                    round(parts.environment, 3),
-                    round(parts.loading, 3),
-                    round(parts.recomputing, 3),
-                ),
+                worst.parts.rounded,
                 round(self._paused_s, 3),
             )
         )
@@ -621,42 +594,18 @@ class Guard:
             self._keep()
 
     def _keep(self, situation: Situation | None = None) -> None:
-        self._kept_s = self._clock_s()
-        with contextlib.suppress(OSError):
-            temporary = self._directory / f".{MEMORY}.{os.getpid()}"
-            memory = msgspec.structs.replace(
-                self.learned.memory(),
-                notice=self._notice,
-                situation=situation or self._standing.situation,
-                deadline_s=self._settings.deadline_s,
-                confidence=self._settings.confidence,
-                backlog=self._backlog,
-            )
-            temporary.write_bytes(msgspec.json.encode(memory))
-            os.replace(temporary, self._directory / MEMORY)
+        self._kept_s, self._unkept = self._clock_s(), False
+        memory = msgspec.structs.replace(
+            self.learned.memory(),
+            notice=self._notice,
+            situation=situation or self._forecast_for,
+            deadline_s=self._settings.deadline_s,
+            confidence=self._settings.confidence,
+            backlog=self._backlog,
+        )
+        write_memory(self._directory, memory)
 
     def stop(self) -> None:
         """Keep what was learned."""
         self._take_in_backups()
         self._keep()
-
-
-_FROZEN = {Fault.WORKER_KILL: Fault.WORKER_FREEZE, Fault.EXECUTOR_KILL: Fault.EXECUTOR_FREEZE}
-
-
-def _restarts(told: str, usual_s: float) -> tuple[float, float, float, float]:
-    """What a supervisor tells of its next restart, and of this one; where none does, as the settings say."""
-    try:
-        soon_s, after_s, later_s, waited_s = map(float, told.split())
-    except ValueError:
-        return usual_s, 0.0, usual_s, usual_s
-    return soon_s, after_s, later_s, waited_s
-
-
-def _fallen(told: str) -> Episode | None:
-    """The fault that a supervisor tells of: "<milliseconds> killed" or "<milliseconds> silent"."""
-    at, _, how = told.partition(" ")
-    if not at.isdigit():
-        return None
-    fault = Fault.DRIVER_FREEZE if how == "silent" else Fault.DRIVER_KILL
-    return Episode(fault, int(at) / 1000)

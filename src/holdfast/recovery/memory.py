@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 import msgspec
 
+from holdfast.faults.kinds import Fault
 from holdfast.recovery.estimate import Learned, Memory, Outcome, split
 
 MEMORY = "recovery.json"
@@ -28,6 +30,14 @@ def read_memory(directory: Path) -> Memory | None:
     with contextlib.suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode((directory / MEMORY).read_bytes(), type=Memory)
     return None
+
+
+def write_memory(directory: Path, memory: Memory) -> None:
+    """Keep what was learned. A disk that does not take it is no reason to end."""
+    with contextlib.suppress(OSError):
+        temporary = directory / f".{MEMORY}.{os.getpid()}"
+        temporary.write_bytes(msgspec.json.encode(memory))
+        os.replace(temporary, directory / MEMORY)
 
 
 def read_learned(directory: Path) -> Learned:
@@ -53,6 +63,17 @@ def read_outcome(path: Path) -> Outcome | None:
     with contextlib.suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode(path.read_bytes(), type=Outcome)
     return None
+
+
+def drilled(directory: Path, known: Container[str]) -> Iterator[tuple[Outcome, Fault, Outcome | None]]:
+    """What a drill measured and is not known yet: that, which fault it was, and what the run saw itself of it."""
+    folder = directory / OUTCOMES
+    for path in sorted(folder.glob("*.drill.json")) if folder.is_dir() else []:
+        key = path.name.split(".")[0]
+        told = None if key in known else read_outcome(path)
+        fault = None if told is None else Fault.named(told.fault)
+        if told is not None and fault is not None:
+            yield told, fault, read_outcome(folder / f"{key}.json")
 
 
 def read_outcomes(directory: Path) -> list[Outcome]:

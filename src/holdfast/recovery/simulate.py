@@ -14,6 +14,7 @@ from __future__ import annotations
 import bisect
 import collections
 import functools
+import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ from holdfast.checkpoint.policy import Deadline, Known, Policy, due
 from holdfast.faults.kinds import Fault
 from holdfast.recovery.decide import Bound, Decision, Outlook, decide, least_epoch
 from holdfast.recovery.estimate import Bounds, History, Learned, Notice, Situation, covered, estimate
+from holdfast.recovery.standing import USUAL
 from holdfast.recovery.trace import BackupLine, EpochLine
 
 RECENT = 20
@@ -70,8 +72,9 @@ class Run:
         self.usual_backup_s = statistics.fmean(took_s) if took_s else 0.0
         """What a backup of the recorded run took on average; 0: it made none."""
         first_s = epochs[0].at_ms / 1000 - epochs[0].took_s if epochs else 0.0
-        self.times_s = _rising([e.at_ms / 1000 - first_s for e in epochs])
-        """When each epoch was committed, from the start of the first."""
+        paused_s = itertools.accumulate(e.paused_s for e in epochs)
+        self.times_s = _rising([e.at_ms / 1000 - first_s - p for e, p in zip(epochs, paused_s, strict=True)])
+        """When each epoch was committed, from the start of the first, had intake never been paused."""
         self._others: dict[tuple[int, int], Bounds] = {}
         self._host: dict[int, Bounds] = {}
 
@@ -80,9 +83,9 @@ class Run:
         return self.times_s[-1] if self.times_s else 0.0
 
     def gap_s(self, at: int) -> float:
-        """From the commit before to this one, pauses of the recorded run left out."""
+        """From the commit before to this one."""
         before_s = self.times_s[at - 1] if at else 0.0
-        return max(_SMALLEST_GAP_S, self.times_s[at] - before_s - self.epochs[at].paused_s)
+        return max(_SMALLEST_GAP_S, self.times_s[at] - before_s)
 
     def stored_bytes(self, at: int) -> int:
         """What the fullest host's shards have in a backup of this epoch's version; of the one before the first: -1."""
@@ -342,6 +345,7 @@ class _Walk:
             failed_s=upload.mean,
             uploading=uploading,
             mean_records=statistics.fmean(self._records) if self._records else None,
+            usual_records=int(statistics.median(list(self._records)[-USUAL:])) if self._records else None,
         )
 
     @property

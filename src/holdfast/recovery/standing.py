@@ -18,7 +18,7 @@ Sizes = Mapping[Shard, tuple[int, int]]
 Loads = Callable[[list[Shard]], Iterable[Shard]]
 """The shards that are loaded from a checkpoint if these have lost theirs."""
 _RECENT = 20
-_USUAL = 3
+USUAL = 3
 """So many of the last epochs tell how large the next one is: more of them would count a backlog that is worked off."""
 
 
@@ -51,6 +51,8 @@ class Standing:
         self.new_bytes = 0
         """What the newest checkpoint lacks."""
         self.backed_epoch = 0
+        self.state_bytes = 0
+        """Of all shards."""
         self.situation = Situation()
 
     def begin(self, since: Iterable[Commit], newest: Checkpoint | None) -> None:
@@ -72,6 +74,13 @@ class Standing:
         self._add(commit)
         self.records.append(commit.records_in)
         self.stand(commit)
+
+    def plan(self, records: int) -> bool:
+        """An epoch of so many records is under way: whether that is more than was counted with. The next commit tells anew."""
+        if records <= self.situation.planned:
+            return False
+        self.situation = msgspec.structs.replace(self.situation, planned=records, usual=records)
+        return True
 
     def _add(self, commit: Commit) -> None:
         new_bytes = sum(s.sealed.delta_bytes for shards in commit.shards.values() for s in shards)
@@ -123,6 +132,7 @@ class Standing:
             for number, shard in enumerate(shards):
                 sizes[uid, number] = (shard.sealed.size_bytes, shard.sealed.files)
                 hosts.setdefault(shard.host, []).append(shard.sealed.size_bytes)
+        self.state_bytes = sum(size for size, _ in sizes.values())
         self._most_hosts = max(self._most_hosts, len(hosts))
         cores = max(1, self._cores // self._most_hosts)
         lost = self._lost_with_hosts(commit)
@@ -132,7 +142,7 @@ class Standing:
             history=self.history,
             older=self.older,
             planned=max(self.records, default=0),
-            usual=int(statistics.median(list(self.records)[-_USUAL:])) if self.records else None,
+            usual=int(statistics.median(list(self.records)[-USUAL:])) if self.records else None,
             stored_bytes=stored[0],
             stored_files=stored[1],
             shard_bytes=max((size for size, _ in sizes.values()), default=0),

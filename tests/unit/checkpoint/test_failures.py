@@ -1,12 +1,14 @@
 """Why checkpoints fail: each reason led to for real, by a driver in this process, and what the run makes of it."""
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast as hf
+from holdfast.checkpoint import lifecycle
 from holdfast.checkpoint.coordinator import Expired
 from holdfast.checkpoint.lifecycle import FailedCheckpoint, Reason
 from holdfast.checkpoint.metadata import Checkpoint
@@ -102,6 +104,19 @@ def test_a_checkpoint_that_takes_longer_than_its_timeout_has_expired(
     assert failures(life) == [Reason.EXPIRED]
     assert "failed: it took longer than checkpoint_timeout" in caplog.text
     assert_next_one_succeeds(life)
+
+
+def test_an_upload_that_hangs_is_tried_anew_soon_where_the_deadline_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "_LEAST_PATIENCE_S", 0.2)
+    life = make(counting(), tmp_path, runner=Patient, checkpoint="deadline", max_records=10)
+    life.journal.ask_for_checkpoint()
+    life.driver.start()
+    monkeypatch.setattr(life.coordinator, "consider", partial(life.coordinator.consider, at_most_s=0.01))
+    life.driver.run()
+    assert failures(life) == [Reason.SLOW]
+    assert life.driver.last_epoch == 12
 
 
 def test_a_checkpoint_whose_executors_were_lost_is_tried_again(
