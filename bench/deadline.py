@@ -215,8 +215,9 @@ def throughput(size: Size, home: Path) -> list[Case]:
     return [throughput_case(ratios, apart, {"paused": paused, **more})]
 
 
-DUE = 0.85
-"""By so much of the time from one turn with backups to the next is one due: soon enough that intake need not pause for it."""
+DUE = 0.95
+"""By so much of the time from one turn with backups to the next is one due: what is due long before they are on again makes
+intake pause, and what is due long after falls into the turn without them."""
 
 
 def deadline_of_turns(learned: Path, size: Size) -> float:

@@ -15,15 +15,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.state import due, rocksdb, versions
+from holdfast.state import due, merging, rocksdb
 from holdfast.state.backends import open_state
 from holdfast.state.columns import HeapColumns
 from holdfast.state.due import EARLIEST, LATEST, DueIndex
 from holdfast.state.inspect import shard_tables
 from holdfast.state.keygroups import key_groups
+from holdfast.state.merging import merge_tables
 from holdfast.state.shard import EMPTY, Place, Sealed, ShardState, key_types_of
 from holdfast.state.tables import FIRST_NUMBER, GONE, TableSpec, ValueTable, order_bytes
-from holdfast.state.versions import Folder, merge_tables
+from holdfast.state.versions import Folder
 
 GROUPS = 128
 VALUE = pa.struct([("n", pa.int64()), ("due", pa.int64()), ("note", pa.string())])
@@ -164,7 +165,7 @@ def test_any_sequence_of_epochs_leaves_what_a_dict_would_hold(steps: list[Any], 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(due, "_SPARE", 0)
         patch.setattr(due, "_LOOK", 2)
-        patch.setattr(versions, "FAN", 3)
+        patch.setattr(merging, "FAN", 3)
         patch.setattr(rocksdb, "BASE_AFTER_DELTAS", 4)
         patch.setattr(rocksdb, "_DUE_CHUNK", 3)
         try:

@@ -18,10 +18,11 @@ from holdfast.errors import MemoryLimitError, StateError
 from holdfast.state.backends import open_state
 from holdfast.state.inspect import shard_tables
 from holdfast.state.keygroups import key_groups
+from holdfast.state.merging import FAN
 from holdfast.state.rocksdb import scan
 from holdfast.state.shard import EMPTY, Place, ShardState, is_damage
 from holdfast.state.tables import GONE, MISSING, EntryTable, TableSpec, ValueTable
-from holdfast.state.versions import FAN, DeltaFile, Folder, Manifest, merge_tables, pick_merge
+from holdfast.state.versions import Folder, Manifest
 
 SPECS = [
     TableSpec("total", "value", pa.float64()),
@@ -318,62 +319,6 @@ def test_any_sequence_of_attempts_commits_and_restarts_leaves_what_was_committed
         finally:
             shard.state.close()
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def merged_away(files: list[DeltaFile]) -> tuple[list[DeltaFile], int]:
-    """Files after all merges that are due, and how many bytes those wrote."""
-    written = 0
-    while (due := pick_merge(files)) is not None:
-        start, end = due
-        size = sum(f.size_bytes for f in files[start:end])
-        files = [*files[:start], DeltaFile("m", size, 0, 1), *files[end:]]
-        written += size
-    return files, written
-
-
-@given(st.lists(st.integers(1, 1 << 26), max_size=200))
-def test_a_version_has_few_files_and_no_byte_is_merged_often(sizes: list[int]) -> None:
-    files: list[DeltaFile] = []
-    written = 0
-    for size in sizes:
-        files, more = merged_away([*files, DeltaFile("d", size, 0, 1)])
-        written += more
-    tiers = 1 + max((f.tier for f in files), default=0)
-    assert len(files) < FAN * tiers
-    small = len(sizes) * (64 << 10)  # below this size merging again and again costs next to nothing
-    assert written <= FAN * tiers * (sum(sizes) + small)
-
-
-def test_small_changes_to_a_large_state_do_not_rewrite_it() -> None:
-    large, small = 50 << 20, 500 << 10
-    files = [DeltaFile("a", large, 0, 1), DeltaFile("b", large, 0, 1)]
-    total = 0
-    for _ in range(20):
-        files, written = merged_away([*files, DeltaFile("d", small, 0, 1)])
-        total += small + written
-    assert total / 20 < 0.05 * (2 * large)
-
-
-def test_merging_keeps_the_newest_of_each_entry_and_null_is_a_key() -> None:
-    def rows(keys: list[Any], subs: list[Any], values: list[Any], live: list[bool]) -> pa.Table:
-        return pa.table(
-            {
-                "k0": pa.array(keys, pa.string()),
-                "sub": pa.array(subs, pa.string()),
-                "value": pa.array(values, pa.int64()),
-                "live": pa.array(live),
-            }
-        )
-
-    old = rows(["a", None, "b"], ["x", "x", "x"], [1, 2, 3], [True] * 3)
-    new = rows([None, None, "b"], [None, "y", "x"], [None, 5, None], [False, True, False])
-    merged = merge_tables([old, new], oldest=True).to_pylist()
-    assert merged == [
-        {"k0": "a", "sub": "x", "value": 1, "live": True},
-        {"k0": None, "sub": "y", "value": 5, "live": True},
-    ]
-    kept = merge_tables([old, new], oldest=False)
-    assert kept["live"].to_pylist().count(False) == 2
 
 
 def test_a_version_that_is_being_uploaded_keeps_its_files_whatever_is_committed(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from holdfast.checkpoint.lifecycle import Reason
 from holdfast.checkpoint.metadata import StoredFile, StoredVersion
 from holdfast.checkpoint.storage import Storage, open_storage
 from holdfast.faults.points import reach
+from holdfast.state.deltas import checksum
 from holdfast.state.versions import Folder, Manifest
 
 _TRIES = 5
@@ -161,7 +162,7 @@ class Upload:
         mark = _mark(folder.path / name, self._host)
         had = seen.get(mark) if name.endswith(".sst") else None
         if had is None and name.endswith(".sst"):
-            size, crc = _checksum(folder.path / name)
+            size, crc = checksum(folder.path / name)
             had = by_content.get((_leaf(name), size, crc))
         if had is not None:
             return msgspec.structs.replace(had, name=name, seen=mark)
@@ -183,16 +184,6 @@ def _leaf(name: str) -> str:
 def _mark(path: Path, host: str) -> str:
     found = os.stat(path)
     return f"{host}:{found.st_dev}:{found.st_ino}:{found.st_mtime_ns}:{found.st_size}"
-
-
-def _checksum(path: Path) -> tuple[int, int]:
-    import zlib
-
-    size = crc = 0
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            size, crc = size + len(chunk), zlib.crc32(chunk, crc)
-    return size, crc
 
 
 class Uploads:

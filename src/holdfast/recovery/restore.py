@@ -10,7 +10,6 @@ import os
 import secrets
 import shutil
 import time
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,9 @@ from holdfast.checkpoint.storage import Missing, Storage, open_storage
 from holdfast.engine.keyed import stored_schema
 from holdfast.engine.program import Program, read_schemas
 from holdfast.engine.tasks import Shards, Where, facts_of, state_root
+from holdfast.state.deltas import Damaged, checksum
 from holdfast.state.shard import is_damage
-from holdfast.state.versions import Damaged, Folder
+from holdfast.state.versions import Folder
 
 
 class Prepare(msgspec.Struct, frozen=True):
@@ -131,7 +131,7 @@ def _fetch(storage: Storage, file: StoredFile, path: Path) -> int:
 
 def _is_here(path: Path, file: StoredFile) -> bool:
     with contextlib.suppress(OSError):
-        return path.stat().st_size == file.size_bytes and zlib.crc32(path.read_bytes()) == file.crc32
+        return path.stat().st_size == file.size_bytes and checksum(path)[1] == file.crc32
     return False
 
 

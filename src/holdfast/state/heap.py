@@ -188,7 +188,7 @@ class HeapState(ShardState):
     def _load(self, manifest: Manifest) -> None:
         written: dict[str, dict[Any, int]] = {}
         for file in manifest.files:
-            for name, rows in self._folder.read(file).items():
+            for name, rows in self._folder.rows(file):
                 table = self.tables.get(name)
                 if isinstance(table, _TABLES):
                     table.load(rows)

@@ -9,7 +9,9 @@ import pyarrow as pa
 
 from holdfast.errors import StateLostError
 from holdfast.log.records import Commit
-from holdfast.state.versions import Damaged, Folder, merge_tables
+from holdfast.state.deltas import Damaged
+from holdfast.state.merging import merge_tables
+from holdfast.state.versions import Folder
 
 _HIDDEN = ("live", "at")
 
@@ -43,7 +45,7 @@ def shard_tables(folder: Folder, stamp: str, uid: str, shard: int) -> Iterator[t
             parts[state] = [table]
     try:
         for file in manifest.files:
-            for state, table in folder.read(file).items():
+            for state, table in folder.rows(file):
                 parts.setdefault(state, []).append(table)
     except Damaged as error:
         raise StateLostError(f"Shard {shard} can't be read: {error}.", uid=uid) from None

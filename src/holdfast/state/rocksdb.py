@@ -40,6 +40,7 @@ import rocksdict as rd
 from holdfast.data import schemas
 from holdfast.data.rows import column_values
 from holdfast.state import codec
+from holdfast.state.deltas import Damaged
 from holdfast.state.due import EARLIEST, LATEST
 from holdfast.state.shard import Place, ShardState
 from holdfast.state.tables import (
@@ -55,7 +56,7 @@ from holdfast.state.tables import (
     keys_of,
     order_bytes,
 )
-from holdfast.state.versions import Damaged, Manifest
+from holdfast.state.versions import Manifest
 
 BASE_AFTER_BYTES = 32 << 20
 BASE_AFTER_DELTAS = 100
@@ -303,7 +304,7 @@ class RocksState(ShardState):
                 raise OSError(errno.ENOSPC, str(error)) from None
             raise Damaged(f"{manifest.base}: {error}") from None
         for file in manifest.files:
-            for name, rows in self._folder.read(file).items():
+            for name, rows in self._folder.rows(file):
                 table = self.tables.get(name)
                 if isinstance(table, (_Values, _Entries)):
                     self._apply(table, rows)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import abc
 import os
-import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,10 +25,11 @@ import pyarrow as pa
 
 from holdfast.data import schemas
 from holdfast.errors import HoldfastError, StateError
-from holdfast.state import versions
+from holdfast.state.deltas import Damaged
 from holdfast.state.keygroups import key_groups
+from holdfast.state.merging import Merging, pick_merge
 from holdfast.state.tables import Table, TableSpec, key_columns, key_names
-from holdfast.state.versions import Damaged, Folder, Manifest
+from holdfast.state.versions import Folder, Manifest
 
 EMPTY = ""
 """The stamp of a version in which nothing has happened yet."""
@@ -72,7 +72,7 @@ class ShardState(abc.ABC):
         self._at: Manifest | None = None
         self._standing = EMPTY
         self._pending: Manifest | None = None
-        self._merging: _Merging | None = None
+        self._merging: Merging | None = None
         self._sealed_at_ms = 0
         self._keeping: Sequence[str] = ()
 
@@ -262,39 +262,12 @@ class ShardState(abc.ABC):
             self._merging = None
             if merging.result is not None:
                 self._at = msgspec.structs.replace(self._at, files=merging.replaced(self._at.files))
-        due = versions.pick_merge(self._at.files)
+        files, whole = self._at.files, not self._at.base
+        due = pick_merge(files, sum(self._at.live.values()) if whole else None)
         if due is not None:
             start, end = due
-            self._merging = _Merging(
-                self._folder, self._at.files[start:end], start == 0 and not self._at.base, self._at.epoch
-            )
+            self._merging = Merging(self._folder.path, files[start:end], start == 0 and whole, self._at.epoch)
             self._merging.start()
-
-
-class _Merging(threading.Thread):
-    """A merge of neighbouring deltas beside the epochs; its result is used from the next epoch on."""
-
-    def __init__(self, folder: Folder, files: Sequence[versions.DeltaFile], oldest: bool, epoch: int) -> None:
-        super().__init__(daemon=True, name="holdfast-merge")
-        self._folder, self._files, self._oldest, self._epoch = folder, list(files), oldest, epoch
-        self.result: versions.DeltaFile | None = None
-
-    def run(self) -> None:
-        try:
-            self.result = versions.merge_files(
-                self._folder, self._files, oldest=self._oldest, epoch=self._epoch
-            )
-        except (Damaged, OSError, pa.ArrowException):
-            self.result = None  # nothing is lost: the parts stay, and the next epoch tries again
-
-    def replaced(self, files: list[versions.DeltaFile]) -> list[versions.DeltaFile]:
-        """The list with the merged file in place of its parts; unchanged where they are not there any more."""
-        parts = [f.name for f in self._files]
-        names = [f.name for f in files]
-        for start in range(len(names) - len(parts) + 1):
-            if names[start : start + len(parts)] == parts and self.result is not None:
-                return [*files[:start], self.result, *files[start + len(parts) :]]
-        return files
 
 
 class DamageFound(StateError):

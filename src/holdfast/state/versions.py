@@ -1,9 +1,9 @@
-"""Versions on the host's disk: immutable delta files, the manifest that names them, and their merging.
+"""Versions on the host's disk: immutable files, and the manifest that names them.
 
 A shard's folder holds
 
     d-<epoch>-<attempt>.delta    the changes of one epoch, by one attempt
-    m-<epoch>-<random>.delta     several deltas merged into one, in the background
+    m-<epoch>-<random>.delta     several deltas merged into one, in the background (`merging`)
     b-<epoch>-<random>/          a RocksDB checkpoint (backend `rocksdb` only)
     v-<epoch>-<attempt>.json     the manifest: version = base, then these deltas in this order
 
@@ -18,46 +18,21 @@ import os
 import secrets
 import shutil
 import time
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
 from holdfast.formats import refuse_the_future
 from holdfast.log.disk import ABANDONED_S
-from holdfast.state.tables import key_names
+from holdfast.state import deltas
+from holdfast.state.deltas import DeltaFile
 
 FORMAT = 1
 """Of manifests, and with them of the files that they name."""
-MAGIC = b"HFD1"
-_ALIGN = 64
-"""Arrow reads fastest, and without complaint, what starts at a multiple of this."""
-FAN = 7
-"""So many neighbours of one tier are merged into one."""
-_TIER_BYTES = 64 << 10
-"""Files below this are all of the lowest tier; each tier above holds files up to `FAN` times as large."""
 MERGED_GRACE_S = 600.0
 _CONDEMNED = "x-condemned"
-
-
-class DeltaFile(msgspec.Struct, frozen=True):
-    """A delta file as a manifest names it."""
-
-    name: str
-    size_bytes: int
-    crc32: int
-    rows: int
-
-    @property
-    def tier(self) -> int:
-        """How large it is, on a scale in which a tier is `FAN` times the one below."""
-        tier, size = 0, self.size_bytes
-        while size >= _TIER_BYTES:
-            tier, size = tier + 1, size // FAN
-        return tier
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -88,36 +63,6 @@ class Manifest(msgspec.Struct, frozen=True):
         return sum(f.size_bytes for f in self.files)
 
 
-class Damaged(Exception):
-    """A file of a version is missing or is not what its manifest says."""
-
-
-def delta_bytes(tables: dict[str, pa.Table]) -> bytes:
-    """Tables as the bytes of a delta file: Arrow streams, then an index, its length and its checksum."""
-    parts, index, at = [MAGIC.ljust(_ALIGN, b"\0")], [], _ALIGN
-    for name, table in tables.items():
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table.combine_chunks())
-        part = sink.getvalue()
-        padding = -part.size % _ALIGN
-        parts += [part, b"\0" * padding]
-        index.append((name, at, part.size))
-        at += part.size + padding
-    footer = msgspec.msgpack.encode(index)
-    parts += [footer, len(footer).to_bytes(4, "little")]
-    return b"".join(parts)
-
-
-def read_delta(data: pa.Buffer | bytes) -> dict[str, pa.Table]:
-    """The tables of a delta file."""
-    view = memoryview(data)
-    length = int.from_bytes(view[-4:], "little")
-    index = msgspec.msgpack.decode(view[-4 - length : -4], type=list[tuple[str, int, int]])
-    buffer = pa.py_buffer(data)
-    return {name: pa.ipc.open_stream(buffer.slice(at, size)).read_all() for name, at, size in index}
-
-
 class Folder:
     """One shard's folder on this host."""
 
@@ -126,21 +71,12 @@ class Folder:
 
     def write_delta(self, name: str, tables: dict[str, pa.Table]) -> DeltaFile:
         """Write a delta under a name that is ours alone."""
-        data = delta_bytes(tables)
-        with open(self.path / name, "wb") as file:
-            file.write(data)
-        rows = sum(t.num_rows for t in tables.values())
-        return DeltaFile(name, len(data), zlib.crc32(data), rows)
+        return deltas.write(self.path / name, tables)
 
-    def read(self, file: DeltaFile) -> dict[str, pa.Table]:
-        """A delta's tables, checked against size and checksum."""
-        try:
-            data = (self.path / file.name).read_bytes()
-        except FileNotFoundError:
-            raise Damaged(f"{file.name} is missing") from None
-        if len(data) != file.size_bytes or zlib.crc32(data) != file.crc32:
-            raise Damaged(f"{file.name} is not what was written")
-        return read_delta(data)
+    def rows(self, file: DeltaFile) -> Iterator[tuple[str, pa.Table]]:
+        """A delta's rows with the names of their states, batch by batch. Checked before the first is given."""
+        deltas.check(self.path / file.name, file)
+        yield from deltas.read(self.path / file.name)
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Write the manifest of a version: from here on it exists."""
@@ -229,76 +165,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink()
-
-
-def pick_merge(files: Sequence[DeltaFile]) -> tuple[int, int] | None:
-    """Which neighbours to merge next, as a slice, or None: the newest `FAN` of one tier. Pure.
-
-    A file counts as of the largest tier among itself and all newer ones: what stands before a large file
-    can be merged with it at no more than its cost. So a row is rewritten a few times a tier and not with
-    each merge, and a version has fewer than `FAN` files a tier.
-
-    >>> files = [DeltaFile(str(i), 1, 0, 1) for i in range(FAN + 1)]
-    >>> pick_merge(files) == (1, FAN + 1), pick_merge(files[: FAN - 1])
-    (True, None)
-    >>> pick_merge([DeltaFile("large", 1 << 30, 0, 1), *files[: FAN - 1]])
-    """
-    end, tier = len(files), 0
-    start = end
-    while start > 0:
-        tier = max(tier, files[start - 1].tier)
-        start -= 1
-        if end - start >= FAN:
-            return start, end
-        if start > 0 and files[start - 1].tier > tier:
-            end = start
-    return None
-
-
-def merge_tables(tables: Sequence[pa.Table], *, oldest: bool) -> pa.Table:
-    """Rows of several deltas as one, the newest of each entry; with the oldest among them, none that forget.
-
-    A row that clears its key stays in front of what came after it, unless there is nothing older to clear.
-    """
-    table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
-    keys = key_names(table.schema) + (["sub"] if "sub" in table.schema.names else [])
-    position = np.arange(table.num_rows)
-    table = table.append_column("__row", pa.array(position))
-    last = table.group_by(keys, use_threads=False).aggregate([("__row", "max")])["__row_max"].to_numpy()
-    keep = np.sort(last)
-    if "sub" in keys:
-        keep = keep[_not_cleared(table, keep, [k for k in keys if k != "sub"])]
-    result = table.drop_columns(["__row"]).take(pa.array(keep))
-    return result.filter(result["live"]) if oldest else result
-
-
-def _not_cleared(table: pa.Table, keep: np.ndarray, keys: list[str]) -> np.ndarray:
-    cleared = np.flatnonzero(np.asarray(table["sub"].is_null()))
-    if not len(cleared):
-        return np.ones(len(keep), dtype=bool)
-    ids = _identities(table, keys)
-    newest = np.full(int(ids.max()) + 1, -1)
-    newest[ids[cleared]] = cleared
-    return np.asarray(keep >= newest[ids[keep]])
-
-
-def _identities(table: pa.Table, keys: list[str]) -> np.ndarray:
-    """A small number for each row, equal where the keys are; null is a key like any other."""
-    ids = np.zeros(table.num_rows, dtype=np.int64)
-    for name in keys:
-        codes = table[name].combine_chunks().dictionary_encode(null_encoding="encode")
-        codes = codes.combine_chunks() if isinstance(codes, pa.ChunkedArray) else codes
-        indices = codes.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        _, ids = np.unique(ids * (len(codes.dictionary) + 1) + indices, return_inverse=True)
-    return ids
-
-
-def merge_files(folder: Folder, files: Sequence[DeltaFile], *, oldest: bool, epoch: int) -> DeltaFile:
-    """Merge neighbouring deltas into one."""
-    parts: dict[str, list[pa.Table]] = {}
-    for file in files:
-        for name, table in folder.read(file).items():
-            parts.setdefault(name, []).append(table)
-    merged = {name: merge_tables(tables, oldest=oldest) for name, tables in parts.items()}
-    name = f"m-{epoch}-{secrets.token_hex(6)}.delta"
-    return folder.write_delta(name, merged)
