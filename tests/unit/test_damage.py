@@ -13,8 +13,9 @@ import holdfast as hf
 from holdfast.checkpoint import coordinator, storage
 from holdfast.checkpoint.lifecycle import FailedCheckpoint, Reason
 from holdfast.checkpoint.metadata import Checkpoint
-from holdfast.errors import CheckpointError, StateLostError, UserCodeError
+from holdfast.errors import CheckpointError, EngineError, FencedError, StateLostError, UserCodeError
 from holdfast.log.disk import ABANDONED_S
+from holdfast.log.journal import Journal
 from holdfast.recovery.estimate import Notice
 from holdfast.state import rocksdb
 from holdfast.state.rocksdb import RocksState
@@ -235,3 +236,25 @@ def test_what_was_begun_and_never_ended_is_swept_after_hours_and_not_before(tmp_
         os.utime(tmp_path / name, (long_ago, long_ago))
     folder.collect(Manifest("00000001-1-0-1", 1, [], ["n"], {}))
     assert [p.name for p in tmp_path.iterdir()] == [".v-2.new"]
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_driver_that_was_replaced_does_not_take_its_successor_s_work_for_a_broken_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool
+) -> None:
+    """It may wake between two steps of writing a version, whose folder is no longer there."""
+    life = make(ONE.build(sinks_in(tmp_path / "ours")), tmp_path / "dir", max_records=20)
+    write_manifest = Folder.write_manifest
+
+    def cleared_away(self: Folder, manifest: Manifest) -> None:
+        if manifest.epoch == 3:
+            if replaced:
+                Journal.at(tmp_path / "dir").take()
+            shutil.rmtree(self.path)
+        write_manifest(self, manifest)
+
+    monkeypatch.setattr(Folder, "write_manifest", cleared_away)
+    life.driver.start()
+    with pytest.raises(FencedError if replaced else EngineError, match=r"taken this pipeline over|disk fails"):
+        life.driver.run()
+    assert life.journal.last_epoch() == 2

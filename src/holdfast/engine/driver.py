@@ -533,6 +533,7 @@ class Driver:
             if isinstance(outcome, Done):
                 return outcome, run, reports
             if isinstance(outcome, Failed):
+                self._journal.check_fence()  # what is wrong may be that a successor has cleared away what was here
                 raise self._located(outcome.error)
             if isinstance(outcome, Lacking):
                 self._noticed(Fault.EXECUTOR_KILL, began_s)
