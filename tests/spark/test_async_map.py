@@ -71,7 +71,7 @@ def test_the_driver_is_killed_and_state_is_lost_and_only_the_undecided_epoch_ask
 @pytest.mark.parametrize(
     "fault",
     [
-        "source.start:raise",
+        pytest.param("source.start:raise", marks=pytest.mark.slow),
         pytest.param("shard.applied:raise", marks=pytest.mark.slow),
         pytest.param("shard.start:lose-shuffle", marks=pytest.mark.slow),
         "shard.start@second:lose-shuffle",

@@ -61,7 +61,7 @@ def options(spark: Any, folder: Path, backend: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("task", "backend"),
     [
-        ("second-0", "heap"),
+        pytest.param("second-0", "heap", marks=pytest.mark.slow),
         ("second-1", "rocksdb"),
         pytest.param("second-0", "rocksdb", marks=pytest.mark.slow),
         pytest.param("second-1", "heap", marks=pytest.mark.slow),
