@@ -255,6 +255,8 @@ def test_a_driver_that_was_replaced_does_not_take_its_successor_s_work_for_a_bro
 
     monkeypatch.setattr(Folder, "write_manifest", cleared_away)
     life.driver.start()
-    with pytest.raises(FencedError if replaced else EngineError, match=r"taken this pipeline over|disk fails"):
+    with pytest.raises(
+        FencedError if replaced else EngineError, match=r"taken this pipeline over|disk fails"
+    ):
         life.driver.run()
     assert life.journal.last_epoch() == 2
