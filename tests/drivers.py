@@ -33,6 +33,7 @@ class Life:
     journal: Journal
     catalog: Catalog
     program: Program
+    runner: LocalRunner
     driver: Driver
     recovery: Recovery
     coordinator: Coordinator
@@ -45,7 +46,7 @@ def make(
     pipeline: hf.Pipeline,
     directory: Path,
     *,
-    runner: Callable[[Program], Any] = LocalRunner,
+    runner: Callable[[Program], LocalRunner] = LocalRunner,
     clock_ms: Callable[[], int] | None = None,
     notice: Notice | None = None,
     environment: dict[str, str] | None = None,
@@ -96,7 +97,7 @@ def make(
         on_epoch=facts.append,
         **clock,
     )
-    return Life(journal, catalog, program, driver, recovery, coordinator, guard, facts, outcomes)
+    return Life(journal, catalog, program, made, driver, recovery, coordinator, guard, facts, outcomes)
 
 
 class Waiting(LocalRunner):
@@ -118,6 +119,7 @@ def live(pipeline: hf.Pipeline, directory: Path, **given: Any) -> Life:
     life = make(pipeline, directory, **given)
     life.driver.start()
     life.driver.run()
+    life.runner.settle()  # tests take folders away, and a merge under way would be in between
     return life
 
 

@@ -79,7 +79,12 @@ class LocalRunner:
         )
         return [Upload(request, "local", None).run()]
 
+    def settle(self) -> None:
+        """Wait until the shards' folders are still. Where each shard has a process of its own, nobody needs to."""
+        self._shards.settle()
+
     def close(self) -> None:
+        self.settle()
         self._shards.close()
 
 

@@ -118,8 +118,13 @@ class ShardState(abc.ABC):
         return
 
     def close(self) -> None:
-        """Let go of files and threads."""
+        """Let go of files and memory."""
         return
+
+    def settle(self) -> None:
+        """Wait until nothing is written beside the epochs any more."""
+        if self._merging is not None:
+            self._merging.join()
 
     def begin(self, committed: str, now_ms: int, keeping: Sequence[str] = ()) -> bool:
         """Stand at the committed version and let expire what is due. False: this host lacks it.
