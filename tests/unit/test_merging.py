@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import holdfast as hf
 from holdfast.state import deltas, merging
 from holdfast.state.deltas import Damaged, DeltaFile
 from holdfast.state.merging import FAN, WASTE, merge_files, merge_tables, pick_merge, tier
@@ -165,6 +168,18 @@ def test_a_part_that_is_damaged_or_gone_is_not_merged(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["0"]
 
 
+def test_what_can_not_be_written_to_its_end_leaves_nothing(tmp_path: Path) -> None:
+    rows = pa.table({"k": [1, 2]})
+
+    def tables() -> Any:
+        yield rows
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        deltas.write_batches(tmp_path / "m-1", {"s": (rows.schema, tables())})
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_bytes_of_what_an_epoch_changed_stay_as_they_are(tmp_path: Path) -> None:
     """Their checksum is the epoch's digest, which replays by later releases are held against."""
     table = pa.table(
@@ -207,3 +222,31 @@ def test_merging_holds_a_part_of_what_it_merges_in_memory(tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 112, "half of the seven files of 32 MB each"
+
+
+class Last(hf.KeyedProcess):
+    seen = hf.ValueState(int, default=0)
+
+    def process(self, key: int, record: dict[str, int], ctx: hf.Context) -> Any:
+        self.seen.value = record["n"]
+        yield record
+
+
+def test_when_a_run_in_this_process_has_ended_its_folder_is_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, whole = threading.Event(), merging.merge_files
+
+    def slow(*given: Any, **options: Any) -> DeltaFile:
+        begun.set()
+        time.sleep(0.3)  # long enough to outlive the epochs, which take a few milliseconds
+        return whole(*given, **options)
+
+    monkeypatch.setattr(merging, "merge_files", slow)
+    pipeline = hf.Pipeline("p")
+    numbers = pipeline.read("in", hf.records([{"n": n} for n in range(2 * FAN)], per_epoch=1))
+    numbers.key_by("n").process("last", Last()).write("out", hf.memory())
+    hf.testing.run(pipeline, directory=tmp_path, parallelism=1)
+    assert begun.is_set()
+    assert not [t for t in threading.enumerate() if t.name == "holdfast-merge"]
+    assert list(tmp_path.rglob("m-*.delta"))

@@ -63,23 +63,35 @@ def write(path: Path, tables: Mapping[str, pa.Table]) -> DeltaFile:
 
 
 def write_batches(path: Path, states: Mapping[str, tuple[pa.Schema, Iterable[pa.Table]]]) -> DeltaFile:
-    """Write each state's tables as they come, under a name that is ours alone: a batch for each."""
+    """Write each state's tables as they come, under a name that is ours alone: a batch for each.
+
+    If that fails, nothing is left of it: a disk that is full needs the room.
+    """
+    try:
+        with open(path, "wb") as file:
+            return _written(path.name, _Counted(file), states)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _written(
+    name: str, out: _Counted, states: Mapping[str, tuple[pa.Schema, Iterable[pa.Table]]]
+) -> DeltaFile:
     index: _Index = []
     rows = 0
-    with open(path, "wb") as file:
-        out = _Counted(file)
-        out.write(MAGIC.ljust(_ALIGN, b"\0"))
-        for name, (schema, tables) in states.items():
-            start = out.size
-            with pa.ipc.new_stream(pa.PythonFile(out, mode="w"), schema) as writer:
-                for table in tables:
-                    rows += table.num_rows
-                    writer.write_table(table.combine_chunks())
-            index.append((name, start, out.size - start))
-            out.write(b"\0" * (-out.size % _ALIGN))
-        footer = msgspec.msgpack.encode(index)
-        out.write(footer + len(footer).to_bytes(4, "little"))
-    return DeltaFile(path.name, out.size, out.crc32, rows)
+    out.write(MAGIC.ljust(_ALIGN, b"\0"))
+    for state, (schema, tables) in states.items():
+        start = out.size
+        with pa.ipc.new_stream(pa.PythonFile(out, mode="w"), schema) as writer:
+            for table in tables:
+                rows += table.num_rows
+                writer.write_table(table.combine_chunks())
+        index.append((state, start, out.size - start))
+        out.write(b"\0" * (-out.size % _ALIGN))
+    footer = msgspec.msgpack.encode(index)
+    out.write(footer + len(footer).to_bytes(4, "little"))
+    return DeltaFile(name, out.size, out.crc32, rows)
 
 
 class _Counted:
