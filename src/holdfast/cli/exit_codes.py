@@ -10,7 +10,7 @@ TERMINATED = 143
 
 MEANING = {
     OK: "done: drained, epochs run, or stopped by Ctrl-C, SIGTERM, `holdfast stop`",
-    UNEXPECTED: "an error nobody foresaw, with its traceback; `stop --wait` ran out",
+    UNEXPECTED: "an error nobody foresaw, with its traceback; what a command was to do or to show did not come about",
     2: "command, settings or pipeline can't run as written; an extra is missing",
     UNUSABLE: "Spark can't carry the engine; `doctor` found something to mend",
     4: "the directory is another pipeline's, has other uids or types, or is in use",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import sys
 from collections.abc import Sequence
@@ -111,6 +112,18 @@ def clock(seconds: float) -> str:
     minutes, left = divmod(rest, 60)
     shown = f"{hours}:{minutes:02d}:{left:02d}" if hours or days else f"{minutes}:{left:02d}"
     return f"{days}d {shown}" if days else shown
+
+
+def moment(ms: int) -> str:
+    """A moment for people, in UTC; one that no calendar has, as it is.
+
+    >>> moment(1_714_564_805_999), moment(10**17)
+    ('2024-05-01 12:00:05Z', '100000000000000000 ms')
+    """
+    try:
+        return f"{dt.datetime.fromtimestamp(ms // 1000, dt.timezone.utc):%Y-%m-%d %H:%M:%S}Z"
+    except (OverflowError, ValueError, OSError):
+        return f"{ms} ms"
 
 
 def millis(number: float) -> str:

@@ -17,7 +17,7 @@ import msgspec
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from holdfast.cli.output import Unbroken, amount, clock, console, millis, print_json, size
+from holdfast.cli.output import Unbroken, amount, clock, console, millis, moment, print_json, size
 from holdfast.cli.view import run_view
 from holdfast.cli.watching import Seen, set_aside
 from holdfast.errors import HoldfastError
@@ -170,8 +170,10 @@ def _behind(facts: EpochFacts) -> list[str]:
     going = [one for one in facts.watermarks.values() if not one.ended]
     if any(one.lag_ms is None for one in going):
         return ["event time not known yet"]
-    lags = [one.lag_ms or 0 for one in going]
-    return [f"event time {clock(max(0, *lags) / 1000)} behind"] if lags else []
+    last = max(going, key=lambda one: one.lag_ms or 0, default=None)
+    if last is None or last.ms is None:
+        return []
+    return [f"event time {moment(last.ms)}, {clock(max(0, last.lag_ms or 0) / 1000)} behind"]
 
 
 def _aside(told: EpochFacts | Status) -> list[int]:

@@ -277,7 +277,8 @@ def draw(trials: Sequence[Trial], file: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError(
-            "--plot needs matplotlib, which is not installed.", remedy="pip install 'holdfast[plots]'"
+            "--plot needs matplotlib, which is not installed.",
+            remedy="Install it with: pip install matplotlib",
         ) from error
     names = list(trials[0].results)
     rows_high = 0.16 * len(names)

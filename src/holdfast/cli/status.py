@@ -14,7 +14,7 @@ from rich.text import Text
 
 from holdfast.cli.checkpoints import list_facts
 from holdfast.cli.directory import Directory, open_directory, process_of, state_of
-from holdfast.cli.output import amount, clock, console, millis, print_json, size
+from holdfast.cli.output import amount, clock, console, millis, moment, print_json, size
 from holdfast.supervise.supervisor import read_supervision
 
 _COLOURS = {
@@ -166,7 +166,8 @@ def _event_time(uid: str, one: dict[str, Any]) -> Text:
         return Text(f"{uid}: ended")
     if one["lag_ms"] is None:
         return Text(f"{uid}: not known yet; {one['split'] or 'nobody'} holds it back", style="yellow")
-    text = f"{uid}: {clock(max(0, one['lag_ms']) / 1000)} behind; {one['split'] or 'nobody'} holds it back"
+    lag = clock(max(0, one["lag_ms"]) / 1000)
+    text = f"{uid}: {moment(one['ms'])}, {lag} behind; {one['split'] or 'nobody'} holds it back"
     if one["waits"]:
         text += f"; waits for {one['waits_for'] or 'others of its group'}"
     if one["idle"]:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.checkpoint.policy import Trigger
-from holdfast.cli.output import amount, clock, millis, size
+from holdfast.cli.output import amount, clock, millis, moment, size
 from holdfast.cli.watching import Seen, set_aside
 from holdfast.metrics import Status, Watermark
 
@@ -112,18 +112,18 @@ def _times(status: Status) -> list[tuple[str, Text]]:
 def _lag(one: Watermark) -> Text:
     if one.lag_ms is None:
         return Text("not known yet", style="yellow")
-    return Text(f"{clock(max(0, one.lag_ms) / 1000)} behind", style="bold")
+    at = "" if one.ms is None else moment(one.ms) + ", "
+    at = at.split(" ", 1)[1] if at.endswith("Z, ") else at  # what day it is, the lag tells
+    return Text(f"{at}{clock(max(0, one.lag_ms) / 1000)} behind", style="bold")
 
 
 def _held(uid: str, one: Watermark, width: int) -> Text:
     """Who holds event time back, and for how long it has not moved."""
-    if one.waits:
-        return Text(_fitting(f"{uid} waits for {one.waits_for or 'its group'}", width), style="yellow")
-    if not one.split:
-        return Text("")
     still = f", still for {clock(one.still_ms / 1000)}" if one.still_ms >= 10_000 else ""
-    text = f"{one.split} holds {uid}{still}"
-    return Text(_fitting(text, width), style="yellow" if still else "dim")
+    text = f"{one.split} holds {uid}{still}" if one.split else uid
+    if one.waits:
+        text = f"{uid} waits for {one.waits_for or 'its group'}"
+    return Text(_fitting(text, width), style="yellow" if still or one.waits else "dim")
 
 
 def _time_rows(status: Status, width: int) -> list[tuple[str, Text, Text, str, Text]]:

@@ -76,7 +76,7 @@ def check_plots() -> None:
     except ImportError:
         raise MissingExtraError(
             "The report's plots are drawn with matplotlib, which is not installed.",
-            remedy='Install it with: pip install "holdfast[plots]"',
+            remedy="Install it with: pip install matplotlib",
         ) from None
 
 

@@ -82,7 +82,13 @@ def test_plain_lines_tell_of_event_time_and_of_records_that_are_in_no_result_bec
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def mark(lag_ms: int | None, *, ended: bool = False) -> Watermark:
-        return Watermark(ms=1, lag_ms=lag_ms, split="", still_ms=0, ended=ended)
+        return Watermark(
+            ms=None if lag_ms is None else 1_714_564_870_000 - lag_ms,
+            lag_ms=lag_ms,
+            split="",
+            still_ms=0,
+            ended=ended,
+        )
 
     counts = {"late_records": {"w": 2, "x": 1}, "untimed_records": {"t": 4}, "unseen_records": {"w": 5}}
     reporter = PlainLines(iter(range(100)).__next__)
@@ -92,7 +98,10 @@ def test_plain_lines_tell_of_event_time_and_of_records_that_are_in_no_result_bec
         reporter.hear(msgspec.structs.replace(status(epoch), **counts), one)
     reporter.end(None)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].endswith("  event time 1:05 behind  3 late records  4 untimed records  5 unseen records")
+    told = (
+        "  event time 2024-05-01 12:00:05Z, 1:05 behind  3 late records  4 untimed records  5 unseen records"
+    )
+    assert lines[0].endswith(told)
     assert lines[1].endswith("  event time not known yet")
     assert lines[2].endswith("2.0 KB")
     assert ", 3 late records, 4 untimed records, 5 unseen records. Directory" in lines[3]

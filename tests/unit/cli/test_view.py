@@ -139,6 +139,7 @@ def test_event_time_is_shown_for_each_operator_the_slowest_first(seen: Seen, clo
     assert ["b/1 holds b.time, still for 0:12" in lines[0], "a/0 holds a.time" in lines[1]] == [True, True]
     assert "c.time waits for its group" in lines[2]
     assert "event time" in lines[0] and "late" in lines[0] and "late" not in lines[1]
+    assert "00:00:00Z, 0:05 behind" in lines[1]
     assert len(lines) == 3
     assert "1:05 behind" in drawn(narrow_view(seen, 60))
     ended = {uid: Watermark(ms=None, lag_ms=None, split="", still_ms=0, ended=True) for uid in marks}
