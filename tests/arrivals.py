@@ -26,7 +26,7 @@ from holdfast.io.memory import MemorySink
 from holdfast.log.records import Commit, Plan
 from holdfast.state.inspect import read_state
 from holdfast.testing import FIRST_MS
-from holdfast.time.units import MIN_TIME
+from holdfast.time.units import MAX_TIME, MIN_TIME
 from tests.drivers import Waiting, live
 
 Row = dict[str, Any]
@@ -227,10 +227,12 @@ def ran(
     build: Callable[..., hf.Stream],
     *sides: str,
     unit_s: int = 1,
+    merges: bool = False,
 ) -> Run:
     """Run an operator with uid "x" over streams that are keyed by "k", timed by "at" and have one unit of `t` in `unit_s`.
 
-    A `t` that rises with `at` says in what order rows would come if nothing were in the way.
+    A `t` that rises with `at` says in what order rows would come if nothing were in the way. `merges`: whether "x" has
+    windows that merge.
     """
     made = hf.Pipeline("arrivals")
     steps = arranged(rows, way)
@@ -247,7 +249,47 @@ def ran(
     assert sum(p.piece.records for plan in found.plans for p in plan.ranges) == sum(map(len, rows.values()))
     if way.waits_for_all:
         assert found.late == 0
+    check_clocks(found, way, unit_s, merges)
     return found
+
+
+def check_clocks(run: Run, way: Way, unit_s: int, merges: bool) -> None:
+    """Hold the clock of "x" against the records that were read: the least over all splits that were not idle, never back.
+
+    Where windows merge it is a microsecond behind that. Who is idle is taken from the plans; where all splits of a source
+    are, the clock only must not go back.
+    """
+    greatest: dict[tuple[str, str], int] = {}
+    clock = MIN_TIME
+    for plan, commit in zip(run.plans, run.commits, strict=True):
+        heard = {(one.source, one.piece.split) for one in plan.ranges}
+        for one in plan.ranges:
+            pair = one.source, one.piece.split
+            came = max(row["at"] for row in run.sources[one.source].of(one.piece))
+            greatest[pair] = max(came, greatest.get(pair, came))
+        found = commit.clocks.get("x", MIN_TIME)
+        if plan.ended:
+            assert found == MAX_TIME
+            return
+        waited = {
+            uid: [
+                (uid, str(n))
+                for n in range(way.splits)
+                if f"{uid}/{n}" not in plan.idle.get(f"{uid}.time", ())
+            ]
+            + [pair for pair in heard if pair[0] == uid]
+            for uid in run.sources
+        }
+        if all(waited.values()):
+            marks = [
+                (greatest[pair] - way.lag * unit_s) * 1_000_000 - 1 if pair in greatest else MIN_TIME
+                for pairs in waited.values()
+                for pair in pairs
+            ]
+            least = min(marks)
+            assert found == max(clock, least - (merges and least > MIN_TIME)), f"epoch {plan.epoch}"
+        assert found >= clock, f"epoch {plan.epoch}"
+        clock = found
 
 
 def _in_one(

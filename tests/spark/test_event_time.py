@@ -11,14 +11,28 @@ import pytest
 
 import holdfast as hf
 from holdfast.log.journal import Journal
+from tests import joined, windowed
 from tests.drivers import state_in
 from tests.spark.test_equals_runner import bytes_in
-from tests.windowed import build, sinks_in
+from tests.windowed import sinks_in
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
-def test_windows_timers_and_two_inputs_are_as_in_the_runner_after_a_loss(
-    spark: Any, tmp_path: Path, backend: str
+@pytest.mark.parametrize(
+    ("build", "lost", "backend"),
+    [
+        (windowed.build, ("totals/00001", "quiet/00000"), "heap"),
+        (windowed.build, ("totals/00001", "quiet/00000"), "rocksdb"),
+        (
+            joined.build,
+            ("close/00001", "priced/00000", "together/00000", "rises/00001", "best/00000"),
+            "heap",
+        ),
+        pytest.param(joined.build, ("close/00000", "rises/00000"), "rocksdb", marks=pytest.mark.slow),
+    ],
+    ids=["windows, heap", "windows, rocksdb", "library, heap", "library, rocksdb"],
+)
+def test_event_time_is_as_in_the_runner_after_a_loss(
+    spark: Any, tmp_path: Path, build: Any, lost: tuple[str, ...], backend: str
 ) -> None:
     options: dict[str, Any] = {
         "dir": str(tmp_path / "dir"),
@@ -31,8 +45,8 @@ def test_windows_timers_and_two_inputs_are_as_in_the_runner_after_a_loss(
         "trim_log": False,
     }
     build(sinks_in(tmp_path / "ours")).run(spark=spark, epochs=5, checkpoint_on_stop=False, **options)
-    shutil.rmtree(state_in(tmp_path / "dir") / "totals" / "00001")
-    shutil.rmtree(state_in(tmp_path / "dir") / "quiet" / "00000")
+    for shard in lost:
+        shutil.rmtree(state_in(tmp_path / "dir") / shard)
     build(sinks_in(tmp_path / "ours")).run(spark=spark, **options)
     journal = Journal.at(tmp_path / "dir")
     plans = [journal.plan(e) for e in range(1, journal.last_epoch() + 1)]
@@ -47,7 +61,8 @@ def test_windows_timers_and_two_inputs_are_as_in_the_runner_after_a_loss(
     for commit in expected.commits:
         ours = journal.commit(commit.epoch)
         assert ours is not None
-        assert (ours.clocks, ours.marks, ours.late) == (commit.clocks, commit.marks, commit.late)
+        assert (ours.clocks, ours.marks) == (commit.clocks, commit.marks)
+        assert (ours.late, ours.unseen) == (commit.late, commit.unseen)
         for uid, shards in commit.shards.items():
             assert [s.sealed.digest for s in ours.shards[uid]] == [s.sealed.digest for s in shards]
 

@@ -13,6 +13,7 @@ from holdfast.cli.app import app
 from holdfast.errors import IncompatibleError, SessionError
 from holdfast.log.journal import Journal
 from tests.drivers import live, make
+from tests.unit.time.test_event_time import Script, at, counted
 
 ROWS = [{"k": n % 3, "v": n} for n in range(40)]
 
@@ -145,3 +146,15 @@ def test_holdfast_state_lists_and_shows_what_a_later_run_added(tmp_path: Path, b
     result = CliRunner().invoke(app, ["state", str(tmp_path), "--json", "--operator", "late"])
     rows = json.loads(result.output)["states"]["n"]["rows"]
     assert {r["k"]: r["value"] for r in rows} == {0: 3, 1: 3, 2: 2}
+
+
+@pytest.mark.parametrize(("was", "now"), [("10s", "0s"), ("0s", "10s")])
+def test_whether_tumbling_windows_wait_for_late_records_is_fixed(tmp_path: Path, was: str, now: str) -> None:
+    def build(lateness: str) -> hf.Pipeline:
+        source = Script([{"0": at(1)}, {"0": at(11)}, {"0": at(30)}], bounded=False)
+        return counted(source, lateness=lateness)
+
+    live(build(was), tmp_path, epochs=2)
+    with pytest.raises(IncompatibleError, match="'w'"):
+        build(now).start(spark=Connect(), dir=str(tmp_path), parallelism=2)
+    start(build("20s" if was != "0s" else was), tmp_path)

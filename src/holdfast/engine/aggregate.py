@@ -89,6 +89,8 @@ class Combiner:
     """What an exchange to an aggregate or a reduce does with records before it sends them."""
 
     by_record = False
+    outside = 0
+    """How many records are in no window, so far."""
 
     @staticmethod
     def of(target: g.Node, key: g.Key, redact: bool) -> Combiner | None:

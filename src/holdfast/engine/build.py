@@ -15,7 +15,7 @@ from holdfast.io.base import Source
 from holdfast.log.records import Commit, Identity
 from holdfast.plan import graph as g
 from holdfast.plan.stages import Stages, cut
-from holdfast.plan.times import assigners, input_stamp, needs_time
+from holdfast.plan.times import LATER, assigners, input_stamp, needs_time
 from holdfast.state.descriptors import declared_states
 
 if TYPE_CHECKING:
@@ -222,5 +222,5 @@ def _differences(there: Identity, here: Identity) -> Any:
         was, is_now = there.operators[uid], here.operators[uid]
         if was != is_now:
             changed = [k for k in {**was, **is_now} if was.get(k) != is_now.get(k)]
-            for key in changed:
+            for key in (k for k in changed if k != LATER or LATER in was):
                 yield f"{uid!r}: {key} was {was.get(key)} and is {is_now.get(key)} now"

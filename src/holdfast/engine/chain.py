@@ -328,6 +328,11 @@ class ToExchange:
     def target(self) -> int:
         return self._exchange.target
 
+    @property
+    def outside(self) -> tuple[str, int]:
+        """The operator that records go to, and how many of them are in none of its windows: those stay here."""
+        return self._target.uid, 0 if self._combiner is None else self._combiner.outside
+
 
 def _no_such_column(name: str, there: list[str], target: g.Node) -> PipelineError:
     return PipelineError(
@@ -438,6 +443,14 @@ class Chain:
                 0 if self._stage.reads else self._stage.id,  # ranges are numbered over all sources
             )
         return self.exchanges[exchange.id]
+
+    @property
+    def outside(self) -> dict[str, int]:
+        """Records that are in no window of the operator they go to, by its uid."""
+        found: dict[str, int] = {}
+        for uid, count in (exchange.outside for exchange in self.exchanges.values()):
+            found[uid] = found.get(uid, 0) + count
+        return {uid: count for uid, count in found.items() if count}
 
     def begin(self, split: str, upstream: int) -> None:
         """From here on the records are of a range of this split, or of a shard."""

@@ -337,7 +337,7 @@ class _WindowJoin(_Join):
         for number, (shelf, tag) in enumerate(zip(shelves, _LATE, strict=True)):
             side = next((s for s in work.sides if s.number == number), None)
             rows = shelf.came(side, self.node)
-            behind, rows = in_windows(body.assigner, rows, work.before)
+            behind, rows = in_windows(body.assigner, rows, work)
             if side is not None and behind.any():
                 self.push_late(work, side, behind, tag)
             rows = joined(shelf.rows(shelf.due(work.after)), rows)
@@ -372,12 +372,16 @@ def bounds_of(starts: Times, ends: Times, zone: str | None) -> dict[str, pa.Arra
     return {name: pa.array(t).cast(pa.timestamp("us", zone)) for name, t in bounds.items()}
 
 
-def in_windows(assigner: Tumbling | Sliding, rows: Rows, before: int) -> tuple[Mask, Rows]:
-    """Which records are late for all their windows, and each record in each window that the clock had not passed."""
+def in_windows(assigner: Tumbling | Sliding, rows: Rows, work: Work) -> tuple[Mask, Rows]:
+    """Which records are late for all their windows, and each record in each window that the clock had not passed.
+
+    Records that are in no window are counted.
+    """
     at, starts = windows_of(assigner, rows.times)
+    work.unseen_records += len(rows) - len(np.unique(at))
     if not len(at):
         return np.zeros(len(rows), bool), rows.take(at)
-    open_still = assigner.ends(starts) - 1 > before
+    open_still = assigner.ends(starts) - 1 > work.before
     inside, kept = np.zeros(len(rows), bool), np.zeros(len(rows), bool)
     inside[at], kept[at[open_still]] = True, True
     made = rows.take(at[open_still])

@@ -186,7 +186,7 @@ class Top(KeepingOperator):
         if body.assigner is None:
             self._update(work, shelf, joined(shelf.rows(shelf.under(came.owners)), came))
             return
-        behind, came = in_windows(body.assigner, came, work.before)
+        behind, came = in_windows(body.assigner, came, work)
         if side is not None and behind.any():
             self.push_late(work, side, behind, LATE)
         owners = [(*o, w) for o, w in zip(came.owners, came.windows.tolist(), strict=True)]

@@ -13,7 +13,7 @@ import itertools
 import os
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +49,12 @@ from holdfast.io.base import DEAD_LETTER, DEAD_LETTER_SCHEMA, Reading, Source, T
 from holdfast.log.records import PlannedRange
 from holdfast.plan import graph as g
 from holdfast.plan.stages import Stage
-from holdfast.plan.times import Stamp, clocked_by, input_stamp
+from holdfast.plan.times import Stamp, clocked_by, delay_us, input_stamp
 from holdfast.state.backends import open_state
 from holdfast.state.keygroups import groups_of
 from holdfast.state.shard import EMPTY, Place, Sealed, ShardState, is_damage
 from holdfast.time.units import MIN_TIME
-from holdfast.time.watermarks import Marks, event_clock, merge, reached, still_idle
+from holdfast.time.watermarks import Marks, delayed, event_clock, merge, reached, still_idle
 
 
 class Where(msgspec.Struct, frozen=True):
@@ -104,11 +104,16 @@ def run_source_task(program: Program, task: SourceTask, where: Where) -> list[Se
     for chain in chains.values():
         merge(report.marks, chain.seen.marks)
         merge(report.greatest, chain.seen.greatest)
-        for uid, count in chain.seen.untimed.items():
-            report.untimed[uid] = report.untimed.get(uid, 0) + count
+        _add(report.untimed, chain.seen.untimed)
+        _add(report.unseen, chain.outside)
     exchanges = [e for chain in chains.values() for e in chain.exchanges.values()]
     packed = (header, task.header)
     return _send(program, None, f"src{task.number}", packed, exchanges, [report], marks=report.marks)
+
+
+def _add(into: dict[str, int], counts: Mapping[str, int]) -> None:
+    for uid, count in counts.items():
+        into[uid] = into.get(uid, 0) + count
 
 
 def _read_ranges(
@@ -211,6 +216,11 @@ class Shards:
         held = self._states.pop((root, uid, shard), None)
         if held is not None:
             held.close()
+
+    def settle(self) -> None:
+        """Wait until what shards do beside the epochs is done: their folders are still then."""
+        for state in self._states.values():
+            state.settle()
 
     def close(self) -> None:
         for state in self._states.values():
@@ -362,6 +372,7 @@ def _apply(
         report.sealed = state.seal(attempt, header.epoch, header.now_ms, resumable=again is None)
         report.came, report.sent = came_to(program, node, inbox), sent_by(chain)
         report.marks, report.untimed = chain.seen.marks, chain.seen.untimed
+        _add(report.unseen, chain.outside)
         report.greatest = chain.seen.greatest
         if again is not None:
             _compare(program, again, node, shard, state, report)
@@ -412,7 +423,8 @@ def _clock(program: Program, node: g.Node, header: Header, inbox: Inbox) -> tupl
         return before, header.replayed.clocks.get(node.uid, before)
     assigners = clocked_by(program.stages.graph, node)
     idle = still_idle(header.idle, inbox.marks)
-    return before, event_clock(reached(header.start, inbox.marks), idle, assigners, before)
+    clock = event_clock(reached(header.start, inbox.marks), idle, assigners)
+    return before, max(before, delayed(clock, delay_us(program.stages.graph, node)))
 
 
 def _sides(program: Program, node: g.Node, tables: list[tuple[DataHead, pa.Table]]) -> list[Side]:

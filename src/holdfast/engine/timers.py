@@ -44,12 +44,17 @@ class Timers:
         self._firing: dict[Any, list[tuple[int, bytes, str, Any]]] | None = None
         """By the operator's own key."""
         self._kind, self._upto = EVENT, 0
+        self._ended = False
+        """Whether no more event time passes: the stream has ended, and what was set by then has its turn."""
+        self._last: set[Any] = set()
+        """Then: what is still to have its turn, whether it is deleted and set anew meanwhile or not."""
 
     def set(self, kind: str, key: Any, at_us: int, name: str) -> None:
-        self._changes[kind][_full(key, at_us, name)] = True
-        # When the stream has ended, no more time passes: what sets itself anew would never come to an end.
-        passing = self._upto < MAX_TIME
-        if self._firing is not None and kind == self._kind and at_us <= self._upto and passing:
+        full = _full(key, at_us, name)
+        if kind == EVENT and self._ended and full not in self._last:
+            return  # nobody would call it: in this epoch it would set itself anew without end, and later no time passes
+        self._changes[kind][full] = True
+        if self._firing is not None and kind == self._kind and at_us <= self._upto:
             heapq.heappush(self._mine(key), (at_us, order_bytes(key), name, key))
 
     def delete(self, kind: str, key: Any, at_us: int, name: str) -> None:
@@ -62,6 +67,7 @@ class Timers:
         has ended, those on event time have one turn. What sets each other without end goes on in the next epoch.
         """
         upto = {EVENT: event_us, CLOCK: clock_us}
+        self._ended = event_us == MAX_TIME
         for turn, kind in enumerate(itertools.islice(itertools.cycle(upto), _TURNS)):
             if turn >= len(upto) and not self._was_set(kind, upto[kind]):
                 return
@@ -71,14 +77,15 @@ class Timers:
 
     def _was_set(self, kind: str, upto_us: int) -> bool:
         """Whether a timer was set in this epoch that is due, and still is to fire."""
-        changes = self._changes[kind]
-        return upto_us < MAX_TIME and any(alive and full[-2] <= upto_us for full, alive in changes.items())
+        return any(alive and full[-2] <= upto_us for full, alive in self._changes[kind].items())
 
     def _begin(self, kind: str, upto_us: int) -> None:
         changes = self._changes[kind]
         due = [full for full in self._table(kind).due(upto_us) if full not in changes]
         due += [full for full, alive in changes.items() if alive and full[-2] <= upto_us]
         self._kind, self._upto, self._firing = kind, upto_us, {}
+        if kind == EVENT and self._ended:
+            self._last = set(due)
         for full in due:
             key = _key(full)
             self._mine(key).append((full[-2], order_bytes(key), full[-1], key))
@@ -99,6 +106,7 @@ class Timers:
             while timers and (first is None or (self._beside and timers[0][0] == first)):
                 at, order, name, key = heapq.heappop(timers)
                 full = _full(key, at, name)
+                self._last.discard(full)
                 if changes.get(full, True):
                     changes[full] = False
                     first = at

@@ -69,6 +69,7 @@ def plan_time(
     for one in assigners:
         known = Splits({}, {}) if before is None else _known(one, sources, *before)
         found = _splits(one, sources, offers, known.known, held)
+        given = _given(one, offers, held) if isinstance(one.body.watermarks, FromSource) else None
         splits, idle = planned(
             known,
             found.there,
@@ -78,6 +79,7 @@ def plan_time(
             waiting=found.waiting,
             unsure=found.unsure,
             declared=found.declared,
+            risen={s for s, mark in (given or {}).items() if mark > known.known.get(s, MIN_TIME)},
         )
         made.marks[one.uid] = dict(splits.known)
         if before is not None and one.uid in before[1].greatest:
@@ -90,8 +92,8 @@ def plan_time(
             made.unheard[one.uid] = list(splits.unheard)
         if one.above <= exhausted:
             made.ended.append(one.uid)
-        if isinstance(one.body.watermarks, FromSource):
-            merge(made.given, {one.uid: _given(one, offers, held)})
+        if given is not None:
+            merge(made.given, {one.uid: given})
     return made
 
 

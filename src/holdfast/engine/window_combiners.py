@@ -21,7 +21,8 @@ from holdfast.errors import SchemaError
 from holdfast.plan import graph as g
 from holdfast.plan.times import Stamp, WindowBody
 from holdfast.state.keygroups import check_key_type
-from holdfast.time.windows import Session, Sliding, Tumbling, late, merge_sessions
+from holdfast.time.merging import merge_sessions
+from holdfast.time.windows import Session, Sliding, Tumbling, late
 
 Times = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -94,6 +95,7 @@ class _PaneCombiner(_WindowCombiner):
         behind = late(last, self._before, self._body.lateness_us)
         if inside is not None and not inside.all():
             behind &= inside
+            self.outside += int((~inside).sum())
         table = table.append_column(PANE, self._stamped(panes, table))
         if not behind.any() and (inside is None or inside.all()):
             return table, table.slice(0, 0)

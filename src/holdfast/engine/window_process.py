@@ -41,9 +41,10 @@ from holdfast.functions import CLOCK, EVENT, Timer, WindowFunction
 from holdfast.plan import graph as g
 from holdfast.plan.times import LATE, Stamp, WindowBody
 from holdfast.state.tables import TableSpec, ValueTable, order_bytes
+from holdfast.time.merging import merge
 from holdfast.time.triggers import Decision, Small
 from holdfast.time.units import MAX_TIME, MIN_TIME, TimeType
-from holdfast.time.windows import Window, late, merge
+from holdfast.time.windows import Window, late
 
 WINDOWS, OPEN = "windows", "open"
 """The tables of windows by key and bounds, and of the open windows of each key."""
@@ -222,6 +223,7 @@ class _Epoch:
             records = records.append_column(name, side.table.column(name))
         self._contents.begin(keys, rows, records)
         found = [self._assign(*row) for row in zip(keys, rows, times, strict=True)]
+        self._work.unseen_records += sum(not windows for windows in found)
         on_time: list[tuple[int, Window]] = []
         behind: list[tuple[int, Window]] = []
         for row, windows in enumerate(found):

@@ -39,7 +39,8 @@ from holdfast.engine.window_combiners import (
 from holdfast.plan import graph as g
 from holdfast.plan.times import LATE, WINDOW_END, WINDOW_START, WindowBody
 from holdfast.state.tables import TableSpec, ValueTable
-from holdfast.time.windows import Session, Sliding, Tumbling, late, merge_sessions
+from holdfast.time.merging import merge_sessions
+from holdfast.time.windows import Session, Sliding, Tumbling, late
 
 STATE = "windows"
 _DUE, _FROM, _TO, _MORE = "window.due", "window.start", "window.end", "window.more"

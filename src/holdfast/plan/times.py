@@ -25,6 +25,8 @@ UNTIMED = "untimed"
 """The side output of an `event_time` operator with the records that have no time."""
 LATE = "late"
 """The side output of a window with the records that came too late."""
+LATER = "allows_lateness"
+"""A fact of tumbling windows that directories of before don't have."""
 LATE_RIGHT = "late_right"
 """That of a join with those of its right side."""
 
@@ -66,6 +68,9 @@ class WindowBody:
         facts: dict[str, Any] = {"window": self.assigner.facts()}
         if isinstance(self.assigner, windows.Sliding):
             facts["allowed_lateness_us"] = self.lateness_us  # panes are kept by when they are due
+        elif isinstance(self.assigner, windows.Tumbling) and self.in_batches:
+            # Which windows had their result is told by when they are due: then, or when they are forgotten.
+            facts[LATER] = bool(self.lateness_us)
         if not self.in_batches:
             facts |= {"makes": self.kind, "trigger": self.trigger.kind, "merging": self.assigner.merging}
         return facts
@@ -129,6 +134,25 @@ def clocked_by(graph: g.Graph, node: g.Node) -> list[str]:
         else:
             left += [edge.node for edge in above.inputs]
     return sorted(found)
+
+
+def delay_us(graph: g.Graph, node: g.Node) -> int:
+    """By how much an operator's event clock is behind the watermarks that move it.
+
+    By an instant if its windows merge: one is complete when no record can touch it, and that is not right before its end
+    but at it. Its results have the window's last instant as their time, as those of other windows, so who stands behind
+    it waits as long.
+    """
+    found: dict[int, int] = {}
+
+    def of(one: g.Node) -> int:
+        if one.id not in found:
+            above = [graph.nodes[edge.node] for edge in one.inputs]
+            merging = one.kind == g.WINDOW and one.body.assigner.merging
+            found[one.id] = merging + max((of(a) for a in above if a.kind != g.EVENT_TIME), default=0)
+        return found[one.id]
+
+    return of(node)
 
 
 def stamp_of(graph: g.Graph, node: g.Node, tag: str = g.MAIN) -> Stamp | None:

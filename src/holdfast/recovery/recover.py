@@ -291,6 +291,7 @@ class Recovery:
             stamps=starting,
             schemas=commit.schemas,
             clocks=self._plan(epoch).clocks,
+            greatest=self._plan(epoch).greatest,
             answers=commit.answers,
             attempt="p",
             only=need.only,

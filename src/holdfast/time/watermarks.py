@@ -74,7 +74,7 @@ def upto_us(made: Any) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class Periodic(Watermarks):
-    """A function of the greatest timestamp so far, asked once an epoch for each range of a split."""
+    """A function of the greatest timestamp so far, asked for each batch of a range."""
 
     function: Callable[[int], int | None]
 
@@ -127,7 +127,11 @@ def ascending() -> Watermarks:
 
 
 def periodic(function: Callable[[int], int | None]) -> Watermarks:
-    """A function of your own: the greatest timestamp so far in, the watermark out, both in milliseconds."""
+    """A function of your own: the greatest timestamp so far in, the watermark out, both in milliseconds.
+
+    It is asked several times in an epoch, as often as there are batches, and the greatest answer counts. So let it rise with
+    the timestamp: one that answers less, or nothing, to a greater one depends on how records were divided.
+    """
     return Periodic(function)
 
 
@@ -245,6 +249,15 @@ def event_clock(
     return max([before, *(mark for mark in everything if mark < MAX_TIME)])
 
 
+def delayed(clock: int, delay_us: int) -> int:
+    """A clock that is behind another, and at the ends of time where that is.
+
+    >>> delayed(9, 1), delayed(MAX_TIME, 1) == MAX_TIME
+    (8, True)
+    """
+    return clock - delay_us if MIN_TIME < clock < MAX_TIME else clock
+
+
 def holding(
     marks: Mapping[str, Mapping[str, int]], idle: Mapping[str, Collection[str]], assigners: Iterable[str]
 ) -> tuple[str, str, int] | None:
@@ -292,6 +305,7 @@ def planned(
     waiting: Collection[str] = (),
     unsure: Collection[str] = (),
     declared: Collection[str] = (),
+    risen: Collection[str] = (),
 ) -> tuple[Splits, list[str]]:
     """The splits of an epoch, and which of them are idle in it.
 
@@ -304,11 +318,12 @@ def planned(
         waiting: those that have something which is not read yet.
         unsure: those that may have: they stay as they were, idle or not.
         declared: those that the source calls idle.
+        risen: those whose watermark the source says is higher by now: that is something to say, records or not.
     """
     names = {*before.known, *reading} if there is None else {*there, *reading}
     known = {name: before.known.get(name, MIN_TIME) for name in sorted(names)}
     busy = {*(set(reading) - set(before.unheard)), *waiting}
-    fresh = busy | (set(unsure) - set(before.idle))
+    fresh = busy | set(risen) | (set(unsure) - set(before.idle))
     active = {name: now_ms if name in fresh else before.active_ms.get(name, now_ms) for name in known}
 
     def quiet(name: str) -> bool:

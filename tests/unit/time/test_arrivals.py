@@ -180,6 +180,44 @@ def test_a_timer_that_sets_itself_anew_comes_to_an_end_with_the_stream() -> None
     assert [r["at_ms"] for r in found if r["key"] == 2] == [260_000]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nor_does_it_beat_on_while_another_stream_goes_on(backend: str) -> None:
+    p = hf.Pipeline("p")
+    ends = timed(p, "in", [{"k": 1, "at": 1}], [{"k": 2, "at": 200}], [])
+    beats = ends.key_by("k").process("beat", Beating())
+    beats.write("out", hf.memory())
+    p.read("other", Batches(*([{"n": n}] for n in range(6)))).write("rest", hf.memory())
+    result = hf.testing.run(p, backend=backend)
+    assert len(result.commits) >= 6
+    found = result.rows("out")
+    assert [r["at_ms"] for r in found if r["key"] == 1] == [61_000, 121_000, 181_000, 241_000]
+    assert [r["at_ms"] for r in found if r["key"] == 2] == [260_000]
+    assert not [t for name, t in result.state("beat").items() if name.startswith("timers") and t.num_rows], (
+        "timers that nobody calls are kept"
+    )
+
+
+class Anew(hf.KeyedProcess):
+    """Deletes its last timer and sets it again."""
+
+    def process(self, key: Any, record: Row, ctx: hf.Context) -> Any:
+        ctx.set_timer(record["at"] * 1000 + 10_000)
+        ctx.set_timer(record["at"] * 1000 + 20_000)
+        return ()
+
+    def on_timer(self, key: Any, timer: hf.Timer, ctx: hf.Context) -> Any:
+        if timer.at_ms == 11_000:
+            ctx.delete_timer(21_000)
+            ctx.set_timer(21_000)
+        yield {"at_ms": timer.at_ms}
+
+
+def test_a_timer_that_was_set_by_the_end_and_is_deleted_and_set_again_fires() -> None:
+    p = hf.Pipeline("p")
+    timed(p, "in", [{"k": 1, "at": 1}]).key_by("k").process("anew", Anew()).write("out", hf.memory())
+    assert [r["at_ms"] for r in hf.testing.run(p).rows("out")] == [11_000, 21_000]
+
+
 class Drawing(hf.KeyedProcess):
     def process(self, key: Any, record: Row, ctx: hf.Context) -> Any:
         if key == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,24 @@ def test_a_periodic_rule_sees_the_greatest_timestamp_so_far_over_ranges_epochs_a
     commit = life.journal.commit(3)
     assert commit is not None and commit.marks["in.time"] == expected
     assert commit.greatest == {"in.time": {"in/0": 9 * S, "in/1": 40 * S}}
+
+
+def test_a_rule_is_told_the_same_in_a_replay_as_at_first(tmp_path: Path) -> None:
+    def rule(ms: int) -> int | None:
+        if ms < 50_000:
+            raise ValueError(f"{ms} is less than was read before")
+        return ms - 60_000
+
+    def build() -> hf.Pipeline:
+        source = Script([{"0": at(50)}, {"0": at(40)}, {"0": at(51)}], bounded=False)
+        return counted(source, watermark=hf.periodic(rule))
+
+    once = {"checkpoint": "manual", "checkpoint_on_stop": False}
+    live(build(), tmp_path, epochs=2, **once)
+    shutil.rmtree(tmp_path / "state")
+    life = live(build(), tmp_path, epochs=1, **once)
+    assert life.recovery.last is not None and life.recovery.last.lacking
+    assert life.driver.last_epoch == 3
 
 
 def test_a_rule_of_ones_own_sees_the_greatest_timestamp_so_far() -> None:

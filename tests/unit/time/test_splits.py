@@ -291,6 +291,27 @@ def test_what_a_source_says_of_time_moves_it_without_records(rises: bool, tmp_pa
     assert [f.records_in for f in life.facts] == [1, 0]
 
 
+def test_a_split_whose_watermark_rises_has_something_to_say_also_without_records() -> None:
+    rises = [{"0": 100_000, "1": 20_000 + n * 1000} for n in range(6)]
+    source = Script([{"0": at(99)}, {}, {}, {}, {}, {"1": at(60)}], splits=["0", "1"], bounded=False)
+    source.watermarks = rises
+    result = hf.testing.run(
+        counted(source, watermark=hf.from_source(), idle_after="2s"), step_ms=1000, linger_ms=500
+    )
+    assert sum(c.late.get("w", 0) for c in result.commits) == 0
+    assert not any("in/1" in plan.idle.get("in.time", ()) for plan in result.plans[:6])
+
+
+@given(known=st.dictionaries(NAMES, st.integers(0, 9), min_size=1), now=st.integers(0, 99), data=st.data())
+def test_who_rises_is_idle_only_if_its_source_says_so(known: dict[str, int], now: int, data: Any) -> None:
+    names = st.frozensets(st.sampled_from(sorted(known)))
+    risen, declared = data.draw(names), data.draw(names)
+    before = Splits(known, dict.fromkeys(known, 0), data.draw(names))
+    splits, idle = planned(before, None, (), now, 5, declared=declared, risen=risen)
+    assert set(idle) & risen == risen & declared
+    assert all(splits.active_ms[name] == now for name in risen)
+
+
 def test_a_watermark_that_rises_is_worth_an_epoch_each_interval() -> None:
     def cut(waited_s: float, **facts: Any) -> Wait:
         base = {"records": 0, "full": False, "backlog": 0, "exhausted": False, "drain": False, "risen": True}
@@ -434,7 +455,7 @@ def test_before_anything_is_known_the_sources_are_named(tmp_path: Path) -> None:
 
 def shown(**facts: Any) -> str:
     base = {
-        "ms": 1,
+        "ms": 1_714_564_805_000,
         "lag_ms": 65_000,
         "split": "in/1",
         "still_ms": 0,
@@ -447,7 +468,7 @@ def shown(**facts: Any) -> str:
 
 
 def test_status_says_how_far_time_is_who_holds_it_and_who_is_not_waited_for() -> None:
-    assert shown() == "in.time: 1:05 behind; in/1 holds it back"
+    assert shown() == "in.time: 2024-05-01 12:00:05Z, 1:05 behind; in/1 holds it back"
     assert shown(ended=True) == "in.time: ended"
     assert shown(lag_ms=None, ms=None) == "in.time: not known yet; in/1 holds it back"
     assert shown(idle=["in/0"]).endswith("; idle: in/0")

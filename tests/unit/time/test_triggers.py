@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import PipelineError
+from holdfast.time.merging import merge
 from holdfast.time.triggers import (
     Decision,
     Small,
@@ -21,7 +22,7 @@ from holdfast.time.triggers import (
     purging,
 )
 from holdfast.time.units import MAX_TIME, MIN_TIME
-from holdfast.time.windows import Window, global_window, merge, session
+from holdfast.time.windows import Window, global_window, session
 
 CONTINUE, FIRE, PURGE, FIRE_AND_PURGE = Decision
 WINDOW = Window(0, 100)

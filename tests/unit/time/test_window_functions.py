@@ -113,7 +113,7 @@ def test_every_window_has_the_records_that_sql_says_once(
             return windowed.process("x", Numbers())
         return windowed.reduce("x", lambda a, b: {**b, "v": a["v"] + b["v"]})
 
-    run = ran(way, {"e": events_of(found, kind)}, TOLD, build, "late")
+    run = ran(way, {"e": events_of(found, kind)}, TOLD, build, "late", merges=bool(kind.gap))
     kept = ("n", "total", "least", "ns") if whole else ("v",)
     rows = [(*bounds(r), *(r[name] for name in kept)) for r in run.rows("out")]
     columns = (0, 1, 2, 3, 4, 5, 6) if whole else (0, 1, 2, 4)
@@ -363,6 +363,9 @@ def test_windows_of_ones_own_may_leave_gaps_whose_records_are_in_none() -> None:
     result = over(epochs(at(1, 7, 4), at(12, 30), at(8), bounded=True), Gaps())
     assert came(result) == [[1, 3], [4], [5]]
     assert result.rows("late") == []
+    assert {
+        sum(c.unseen.get(uid, 0) for c in result.commits) for c in result.commits for uid in c.unseen
+    } == {2}
 
 
 class Touching(hf.Assigner):

@@ -12,6 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import PipelineError
+from holdfast.time.merging import merge, merge_sessions
 from holdfast.time.units import LIMIT, MAX_TIME, MIN_TIME
 from holdfast.time.windows import (
     Assigner,
@@ -20,8 +21,6 @@ from holdfast.time.windows import (
     Window,
     global_window,
     late,
-    merge,
-    merge_sessions,
     session,
     sliding,
     tumbling,

@@ -79,6 +79,15 @@ KEPT = """
     create or replace temp table kept as select k, s, e, n, total, least, ended as had, ns from sessions
     where solid and (e + {lateness}) * 1000000 - 1 > {after}
 """
+OF_ALL = """
+    with cut as (
+        select *, coalesce(ts > max(ts + {gap}) over (
+            partition by k order by ts, n rows between unbounded preceding and 1 preceding), true) as opens from events
+    ), told as (
+        select *, sum(opens::int) over (partition by k order by ts, n rows unbounded preceding) as id from cut
+    )
+    select k, min(ts), max(ts + {gap}), count(*), sum(v), min(v) from told group by k, id
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +168,15 @@ class Oracle:
     def fixed(self) -> tuple[Results, list[int]]:
         """The last result of each window, and the events that were late for all of theirs."""
         return self._ask(RESULTS), [n for (n,) in self._ask(LATE)]
+
+    def outside(self) -> int:
+        """How many events are in no window."""
+        if self._kind.gap:
+            return 0
+        ((count,),) = self._ask(
+            "select (select count(*) from events) - (select count(distinct n) from ({windows}))"
+        )
+        return int(count)
 
     def sessions(self, run: Run) -> tuple[Results, list[int]]:
         """All results, and the events that were late.
@@ -245,6 +263,7 @@ def check(
         assert all(any(k == r[0] and r[1] <= s and e <= r[2] for r in results) for k, s, e, *_ in early)
     assert sorted(r["n"] for r in run.rows("late")) == late
     assert run.late == len(late)
+    assert sum(c.unseen.get("x", 0) for c in run.commits) == oracle.outside()
     assert run.left == 0
 
 
@@ -257,9 +276,25 @@ def test_windows_are_what_sql_says_of_what_was_not_late(
     kind = KINDS[name]
     lateness_s = allowed * kind.unit_s
     build = aggregate(kind.window(), lateness_s)
-    run = ran(way, {"e": events_of(found, kind)}, SCHEMA, build, "late", unit_s=kind.unit_s)
+    run = ran(
+        way, {"e": events_of(found, kind)}, SCHEMA, build, "late", unit_s=kind.unit_s, merges=bool(kind.gap)
+    )
     rows = [seconds(r) for r in run.rows("out")]
     check(run, rows, kind, lateness_s, columns=(0, 1, 2, 3, 4, 5), one_by_one="dynamic" in name)
+
+
+@pytest.mark.parametrize("name", ["session", "session, dynamic"])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(found=EVENTS, way=ways(lags=(0, 9)), allowed=ALLOWED)
+def test_sessions_are_those_of_all_events_wherever_epochs_were_cut(
+    name: str, found: list[tuple[Any, int, int]], way: Way, allowed: int
+) -> None:
+    kind = KINDS[name]
+    way = dataclasses.replace(way, idle_after=None, declares=False, disorder=way.lag)
+    build = aggregate(kind.window(), allowed)
+    run = ran(way, {"e": events_of(found, kind)}, SCHEMA, build, "late", merges=True)
+    expected = Oracle(run.arrived("e"), kind, allowed)._ask(OF_ALL)
+    assert sorted(map(seconds, run.rows("out")), key=repr) == sorted(expected, key=repr)
 
 
 @QUICK
