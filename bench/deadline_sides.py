@@ -45,7 +45,8 @@ class Blocks:
         self.spilled = 0
         """Epochs without that had one left over beside them, and are not counted."""
         self.paused_s = 0.0
-        """Intake may pause when backups are on again, since history has grown without them: that is not counted."""
+        """Intake may pause when backups are on again, since history has grown without them: in no turn's seconds, and
+        told apart, so that it can be charged to all of them."""
 
     def paused(self, seconds: float) -> None:
         """Intake was paused."""

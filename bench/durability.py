@@ -25,9 +25,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench.machine import Kept, ended_by_signals, machine
+from bench.machine import ROOT, Kept, ended_by_signals, machine
 
-ROOT = Path(__file__).resolve().parent.parent
 KEYS = 1_000_000
 EXAMPLES = ["examples/two_stages.py", "examples/vehicle_map.py", "examples/monitoring.py"]
 """Chaos runs over these; the first has two keyed stages."""

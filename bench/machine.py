@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import platform
@@ -17,6 +18,7 @@ from typing import Any
 
 import psutil
 
+ROOT = Path(__file__).resolve().parents[1]
 BASE_BYTES = 4 << 30
 """What a cluster of processes takes without any state: six JVMs and their Python workers."""
 HEAP_COPIES, DISK_COPIES = 2.5, 5.0
@@ -34,6 +36,16 @@ def machine() -> dict[str, Any]:
         "java": _java(),
         "pyspark": pyspark.__version__,
     }
+
+
+def source_of(root: Path = ROOT) -> str:
+    """A name for the source that figures are of: another one if a file of the engine or of the benchmarks is another."""
+    digest = hashlib.sha256()
+    found = [p for folder in ("src", "bench") for p in (root / folder).rglob("*") if p.is_file()]
+    for path in sorted(p for p in found if "__pycache__" not in p.parts):
+        text = path.read_bytes()
+        digest.update(f"{path.relative_to(root)} {len(text)}\n".encode() + text)
+    return digest.hexdigest()[:16]
 
 
 def _java() -> str:

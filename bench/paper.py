@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 
 from bench import paper_figures
 from bench.durability import ROOT, kill, newest, say, spawn
-from bench.machine import Kept, backend_for, carried_over, carries, ended_by_signals, here, machine
+from bench.machine import Kept, backend_for, carried_over, carries, ended_by_signals, here, machine, source_of
 from bench.paper_app import Work, reports, sized
 from bench.peers.environments import PeerError, make_environment
 from bench.recoveries import Budget, Setup, curve, first_line, living, trials
@@ -295,6 +295,7 @@ def table(results: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
+LISTS = (*PHASES, "skipped", "failed")
 COLUMNS = ["phase", "state", "policy", "times", "shortest s", "median s", "longest s", "late", "backups"]
 
 
@@ -352,7 +353,14 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--no-plots", action="store_true", help="draw nothing")
     made.add_argument("--docs", action="store_true", help="write figures and numbers into docs/paper.md")
-    made.add_argument("--from", dest="file", type=Path, help="measure nothing: take the results of this file")
+    made.add_argument(
+        "--from",
+        dest="files",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="measure nothing: take the results of these files, as of sizes that were run one by one",
+    )
     made.add_argument("--json", action="store_true", help="print one JSON object")
     return made
 
@@ -361,7 +369,7 @@ def run(argv: list[str]) -> None:
     chosen = parser().parse_args(argv)
     if not chosen.no_plots or chosen.docs:
         paper_figures.check()
-    results = json.loads(chosen.file.read_text()) if chosen.file else measure(chosen)
+    results = together(chosen.files) if chosen.files else measure(chosen)
     if not chosen.no_plots or chosen.docs:
         for drawn in paper_figures.draw(results, chosen.plots):
             say(f"drawn: {drawn.name}")
@@ -375,6 +383,18 @@ def run(argv: list[str]) -> None:
         print(f"{said['what']}: {said['why']}")
 
 
+def together(files: Sequence[Path]) -> dict[str, Any]:
+    """The results of some files as one; they must be of one machine and one deadline."""
+    results: dict[str, Any] = {}
+    for found in (json.loads(file.read_text()) for file in files):
+        results = results or {**found, **{name: [] for name in LISTS}}
+        if other := [name for name in ("machine", "deadline_s") if found[name] != results[name]]:
+            raise SystemExit(f"the results are not of one {other[0]}: {found[other[0]]}, {results[other[0]]}")
+        for name in LISTS:
+            results[name] += found[name]
+    return results
+
+
 def measure(chosen: argparse.Namespace) -> dict[str, Any]:
     """All phases that are asked for; what fails is told, and the rest goes on."""
     form = form_of(chosen)
@@ -383,6 +403,7 @@ def measure(chosen: argparse.Namespace) -> dict[str, Any]:
         raise SystemExit(f"there is no phase {unknown.pop()!r}; the phases are: {', '.join(PHASES)}")
     results: dict[str, Any] = {
         "machine": machine(),
+        "source": source_of(),
         "form": asdict(form),
         "deadline_s": parse_duration_s(chosen.deadline),
         "seed": chosen.seed,

@@ -25,7 +25,7 @@ def check() -> None:
     except ImportError as error:
         raise MissingExtraError(
             "The figures need matplotlib, which is not installed.",
-            remedy="pip install 'holdfast[plots]', or --no-plots.",
+            remedy="Install it with: pip install matplotlib; or give --no-plots.",
         ) from error
 
 

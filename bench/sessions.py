@@ -88,11 +88,12 @@ class Visits(hf.Source):
             times = np.full(len(keys), blocks + epoch - self.filling, np.int64)
         else:
             keys = np.full(1, -1, np.int64)
-            times = np.full(1, GAP_S + self._ends(epoch - self.filling - self.steady), np.int64)
+            times = np.full(1, GAP_S + 1 + self._ends(epoch - self.filling - self.steady), np.int64)
         yield pa.table({"key": keys, "at": times})
 
     def _ends(self, number: int) -> int:
-        """The second by which block `number` has ended; the last one was touched until the steady epochs were over."""
+        """When block `number` was last touched: in the next second, and a gap later, it has ended. The last one was touched
+        until the steady epochs were over."""
         blocks = self.opened // BLOCK
         return number if number < blocks - 1 else blocks + self.steady - 1
 

@@ -37,7 +37,7 @@ from typing import Any
 import pyarrow as pa
 
 from bench.durability import kill, newest, say, spawn, wait_for
-from bench.machine import Kept, ended_by_signals, machine
+from bench.machine import ROOT, Kept, ended_by_signals, machine, source_of
 from bench.nexmark.asked import BENCH, Plan, arguments, halfway
 from bench.nexmark.files import prepare, tables
 from bench.nexmark.oracle import QUERIES, Sorted, equal
@@ -47,7 +47,6 @@ from bench.peers.environments import make_environment, run_peer
 from bench.recoveries import first_line
 from holdfast.log.journal import Journal
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPT = "structured_streaming_nexmark.py"
 TIMEOUT_S = 600.0
 """Of one run of one query, which takes a minute here."""
@@ -495,15 +494,6 @@ def earlier(file: Path, report: dict[str, Any]) -> list[dict[str, Any]]:
         return list(old["queries"])
     os.replace(file, file.with_suffix(".previous.json"))
     return []
-
-
-def source_of() -> str:
-    """Of what source figures are: git's name for the tree; with a mark where files are not committed."""
-    told = [
-        subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-        for words in (["rev-parse", "HEAD:src"], ["status", "--porcelain", "--", "src"])
-    ]
-    return told[0] + ("+" if told[1] else "")
 
 
 def table(results: list[Result]) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 import holdfast as hf
 from bench import deadline, paper, paper_figures
-from bench.machine import Kept, carried_over, carries
+from bench.machine import Kept, carried_over, carries, source_of
 from bench.paper_app import MOST_TOUCHED_BYTES, Reports, Work, asked, drawn_first, redrawn, reports, sized
 from bench.recoveries import Map, Setup
 from holdfast.config import parse_bytes, resolve
@@ -244,14 +244,44 @@ def test_phases_that_are_not_run_again_stay_and_other_conditions_put_results_asi
     assert json.loads((tmp_path / "paper.previous.json").read_text())["history"] == [1]
 
 
+def test_sizes_that_were_run_one_by_one_come_together_if_they_are_of_one_machine(tmp_path: Path) -> None:
+    files = []
+    for size, cores in (("0.75GB", 2), ("2.88GB", 2), ("10.6GB", 4)):
+        found = {"machine": {"cores": cores}, "deadline_s": 70.0, "trials": [], "peer": [], "failed": []}
+        files.append(tmp_path / f"{size}.json")
+        files[-1].write_text(json.dumps({**found, "history": [{"size": size}], "skipped": [size]}))
+    both = paper.together(files[:2])
+    assert [s["size"] for s in both["history"]] == both["skipped"] == ["0.75GB", "2.88GB"]
+    with pytest.raises(SystemExit, match="not of one machine"):
+        paper.together(files)
+
+
+def test_figures_are_of_another_source_once_any_file_is_another(tmp_path: Path) -> None:
+    for name in ("src/a.py", "bench/b.py", "tests/c.py"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("x = 1\n")
+    names = [source_of(tmp_path)]
+    for name, text in (("src/a.py", "x = 2\n"), ("bench/b.py", "x = 2\n"), ("src/new.py", "")):
+        (tmp_path / name).write_text(text)
+        names.append(source_of(tmp_path))
+    assert len(set(names)) == len(names)
+    (tmp_path / "tests/c.py").write_text("x = 2\n")
+    assert source_of(tmp_path) == names[-1]
+
+
 def test_throughput_counts_only_with_backups_as_far_apart_as_asked() -> None:
-    assert deadline.throughput_case([0.98, 0.99], [14.0, 16.0], {}).met
-    assert not deadline.throughput_case([0.95], [15.0], {}).met
-    assert not deadline.throughput_case([0.99], [4.0], {}).met
-    assert not deadline.throughput_case([0.99], [], {}).met
-    assert not deadline.throughput_case([0.99], [15.0], {"paused": 0.02}).met, (
-        "what is uploaded in a pause costs nothing"
-    )
+    assert deadline.throughput_case([0.98, 0.99], [14.0, 16.0], 0.0, {}).met
+    assert not deadline.throughput_case([0.95], [15.0], 0.0, {}).met
+    assert not deadline.throughput_case([0.99], [4.0], 0.0, {}).met
+    assert not deadline.throughput_case([0.99], [], 0.0, {}).met
+
+
+def test_throughput_pays_for_every_pause_also_for_one_that_a_median_would_not_see() -> None:
+    runs = [{"turns_paused_s": 3.0, "on_s": 97.0}, {"turns_paused_s": 0.0, "on_s": 100.0}]
+    assert deadline.paused_share(runs) == pytest.approx(0.015)
+    case = deadline.throughput_case([0.98, 0.98, 0.98], [15.0], deadline.paused_share(runs), {})
+    assert case.value == pytest.approx(0.98 * 0.985) and not case.met
+    assert case.detail["without_pauses"] == 0.98
 
 
 def test_a_curve_with_the_deadline_is_met_only_if_every_point_is_there_and_in_time() -> None:

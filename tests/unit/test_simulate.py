@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from holdfast.recovery.estimate import History, Learned, Notice
 from holdfast.recovery.simulate import Run, clairvoyant, simulate, taught
 from holdfast.recovery.trace import FILE, BackupLine, EpochLine, Trace
 
+ROOT = Path(__file__).resolve().parents[2]
 NOTICE = Notice(worker_s=8.0, executor_s=5.0, executor_check_s=1.0, driver_s=5.0, host_s=3.0)
 FAULTS = [Fault.WORKER_FREEZE, Fault.HOST]
 POLICIES = ["deadline", "every-epoch", "3 epochs", "2s", "30s", "young-daly 1h", "never"]
@@ -275,6 +277,15 @@ def test_the_command_shows_each_policy_beside_the_least(recorded: Path) -> None:
     assert "240 epochs" in done.output and "4 backups" in done.output
 
 
+@pytest.mark.slow
+def test_the_guide_shows_what_the_command_prints_of_its_made_up_run(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, ROOT / "tools" / "made_up_run.py", tmp_path / "run"], check=True)
+    printed = call(tmp_path / "run", "--deadlines", "20s,40s,70s").output
+    page = (ROOT / "docs" / "guide" / "simulate.md").read_text()
+    shown = page.split("--deadlines 20s,40s,70s\n3,600", 1)[1].split("```", 1)[0]
+    assert [line.rstrip() for line in printed.strip().splitlines()] == f"3,600{shown}".strip().splitlines()
+
+
 def test_the_command_prints_one_json_object(recorded: Path) -> None:
     done = call(recorded, "--deadlines", "40s, 70s", "--policies", "deadline,never", "--json")
     found = json.loads(done.output)
@@ -318,7 +329,7 @@ def test_the_plot_has_a_panel_a_deadline_and_a_line_a_policy(recorded: Path, tmp
 def test_without_matplotlib_the_extra_is_named(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     error = call(recorded, "--deadlines", "70s", "--plot", "cost.svg").exception
-    assert isinstance(error, MissingExtraError) and "holdfast[plots]" in (error.remedy or "")
+    assert isinstance(error, MissingExtraError) and "pip install matplotlib" in (error.remedy or "")
 
 
 @pytest.mark.parametrize(
