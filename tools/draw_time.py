@@ -18,7 +18,8 @@ from typing import Any
 import pyarrow as pa
 
 import holdfast as hf
-from holdfast.time.windows import Window, merge
+from holdfast.time.merging import merge
+from holdfast.time.windows import Window
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "img"
 WIDTH = 760.0
