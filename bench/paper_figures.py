@@ -162,6 +162,7 @@ def _history_table(all_series: Sequence[dict[str, Any]]) -> str:
                     f"{p['history']:,}",
                     f"{p['recovery_s']:.1f}",
                     f"{p['bound_s']:.1f}" if "bound_s" in p else "",
+                    "can" if p.get("feasible", True) else "can't",
                 ]
             )
     heads = [
@@ -171,8 +172,9 @@ def _history_table(all_series: Sequence[dict[str, Any]]) -> str:
         "of them since the last backup",
         "recovery, s",
         "bound before it, s",
+        "said of the deadline: for all faults it … be held",
     ]
-    return markdown(heads, rows, right=heads[2:])
+    return markdown(heads, rows, right=heads[2:-1])
 
 
 def _trials_table(all_series: Sequence[dict[str, Any]]) -> str:

@@ -155,6 +155,7 @@ class Map:
         return {
             "epochs": self.epochs,
             "backups": len(made),
+            "failed_backups": len(backups) - len(made),
             "backup_s": [round(b.took_s, 3) for b in made],
             "backup_mb": [round(b.new_bytes / 1e6, 1) for b in made],
             "worst_bound_s": max((e.bound_s for e in later), default=0.0),

@@ -106,7 +106,7 @@ def replay(folder: Path, epochs: int, records: int) -> dict[str, Any]:
     return {
         "first_s": round(per_epoch * len(spent) / 1e3, 3),
         "replay_s": round(status.replay_ms / 1e3, 3),
-        "recovery_s": round(status.recovery_ms / 1e3, 3),
+        "recovery_s": round(status.rebuild_ms / 1e3, 3),
         "replayed": status.replayed_epochs,
         "epochs": len(first),
     }

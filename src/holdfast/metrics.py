@@ -89,6 +89,21 @@ class Forecast(msgspec.Struct, frozen=True):
         return self.detection_s + self.environment_s + self.loading_s + self.recomputing_s
 
 
+class Recovered(msgspec.Struct, frozen=True):
+    """A recovery that was: from the fault to the commit of the last epoch planned before it, in seconds."""
+
+    fault: str
+    at_ms: int
+    """When the fault came, as far as it is known."""
+    took_s: float
+    estimate_s: float
+    """What it was thought to take, and what it was not to pass, when the fault came."""
+    bound_s: float
+    deadline_s: float
+    caught_up_s: float | None = None
+    """From the fault until no more waited than before it; None: that is not so yet."""
+
+
 class Status(msgspec.Struct):
     """Where a run stands: what `handle.status()` gives and `holdfast status` prints."""
 
@@ -117,7 +132,7 @@ class Status(msgspec.Struct):
     policy: str = ""
     """When checkpoints are made."""
     checkpoint: int = 0
-    """The number of the newest completed checkpoint of this run; 0: none yet."""
+    """The number of the newest completed checkpoint; 0: none yet."""
     checkpoint_epoch: int = 0
     checkpoint_ms: int = 0
     """When it was completed."""
@@ -126,9 +141,11 @@ class Status(msgspec.Struct):
     """What was uploaded for it; the store had the rest."""
     checkpoint_failures: int = 0
     """Failed checkpoints since then."""
-    recovered_shards: int = 0
-    """How many shards the last recovery of this run rebuilt, and what that took."""
-    recovery_ms: float = 0.0
+    recovered: Recovered | None = None
+    """The last recovery; None: there was none."""
+    rebuilt_shards: int = 0
+    """How many shards were rebuilt for the last recovery of this run, and what that took: a part of it."""
+    rebuild_ms: float = 0.0
     loaded_bytes: int = 0
     replayed_epochs: int = 0
     replay_ms: float = 0.0

@@ -269,10 +269,11 @@ def test_figures_are_of_another_source_once_any_file_is_another(tmp_path: Path) 
     assert source_of(tmp_path) == names[-1]
 
 
-def test_throughput_counts_only_with_backups_as_far_apart_as_asked() -> None:
+def test_throughput_counts_only_with_backups_at_least_as_often_as_asked() -> None:
     assert deadline.throughput_case([0.98, 0.99], [14.0, 16.0], 0.0, {}).met
     assert not deadline.throughput_case([0.95], [15.0], 0.0, {}).met
-    assert not deadline.throughput_case([0.99], [4.0], 0.0, {}).met
+    assert deadline.throughput_case([0.99], [4.0], 0.0, {}).met
+    assert not deadline.throughput_case([0.99], [24.0], 0.0, {}).met
     assert not deadline.throughput_case([0.99], [], 0.0, {}).met
 
 

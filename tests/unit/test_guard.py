@@ -277,8 +277,72 @@ def test_it_is_told_once_a_minute_where_it_comes_and_goes(
         for _ in range(20):
             now[0] += 1
             guard.decide()
-            guard._infeasible_told = False  # as if it had been held in between
+            guard._said._reasons.clear()  # as if it had been held in between
     assert len(caplog.records) == 1
+
+
+def test_each_fault_for_which_it_can_no_longer_be_held_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One flag stood for all faults: that a second one had joined the first was never said."""
+    now = [1000.0]
+    settings = resolve({"deadline": "70s"}, environment={}).settings
+    guard = Guard(settings, NOTICE, tmp_path, environment={}, clock_s=lambda: now[0])
+    guard.start(None, [], None)
+    families = guard.learned._families
+    with caplog.at_level(logging.WARNING, "holdfast.deadline"):
+        for name in ("frozen executor", "host"):
+            families[name] = Known(90.0)
+            for _ in range(3):
+                now[0] += 100
+                assert not guard.decide().feasible
+    first, second = (record.getMessage() for record in caplog.records)
+    assert "can't be held: after executor-freeze" in first and "after host" not in first
+    assert "after host" in second and "after executor-freeze" in second
+
+
+def test_what_the_log_says_of_a_deadline_explain_says_too(tmp_path: Path) -> None:
+    """State that was never backed up takes no time to load as it stands; a backup of it would, and that was judged."""
+    guard = guarded(tmp_path, deadline="70s")
+    sealed = Sealed("1", 1, 1000, 40 << 30, {}, 1)
+    large = Commit(1, 1, {"k": [ShardCommit(sealed, "h", "e")]}, {}, {}, records_in=10)
+    guard.epoch_done(large, 0.1, clean=True, reloads=0, took=Took(), run_s=0.1)
+    assert not guard.decision.feasible
+    guard.stop()
+    memory = read_memory(tmp_path)
+    assert memory is not None and memory.floor is not None and memory.situation is not None
+    host = [
+        estimate(Fault.HOST, there, Learned(memory), NOTICE).bound(0.999)
+        for there in (memory.situation, memory.floor)
+    ]
+    assert host[0] < 70 < host[1]
+
+
+def test_what_a_backup_buys_counts_that_it_has_to_be_loaded() -> None:
+    there = Situation(history=History(2000, 10_000_000))
+    (cheap, dear) = (
+        explain(there, Learned(), NOTICE, 0.999, Situation(stored_bytes=size)) for size in (0, 1 << 30)
+    )
+    assert cheap is not None and dear is not None and cheap.fault == dear.fault == "host"
+    buys = [next(b.buys_s for b in told.bargains if b.change == "A backup now") for told in (cheap, dear)]
+    loaded = estimate(Fault.HOST, Situation(stored_bytes=1 << 30), Learned(), NOTICE).bound(0.999)
+    assert buys[1] == pytest.approx(cheap.bound_s - loaded) and buys[0] > buys[1]
+
+
+def test_the_last_recovery_is_known_with_what_was_estimated_also_to_the_next_life(tmp_path: Path) -> None:
+    guard = guarded(tmp_path)
+    assert guard.recovered() is None
+    done(guard, 1)
+    before = next(e for e in guard.estimates if e.fault is Fault.EXECUTOR_KILL)
+    guard.fault(Fault.EXECUTOR_KILL, time.time() - 5)
+    done(guard, 2, clean=False)
+    told = guard.recovered()
+    assert told is not None and told.fault == "executor-kill" and told.took_s == pytest.approx(5.0, abs=0.5)
+    assert told.estimate_s == pytest.approx(before.sum.mean) and told.caught_up_s is None
+    assert told.bound_s == pytest.approx(before.bound(0.999))
+    done(guard, 3)
+    assert (guard.recovered() or told).caught_up_s is not None
+    assert guarded(tmp_path).recovered() == guard.recovered()
 
 
 def test_an_upload_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
@@ -489,7 +553,8 @@ def test_only_who_holds_the_deadline_pauses_for_it(tmp_path: Path, policy: str) 
     guard.learned.replay = Known(1.0, 1e-9, 0.001)
     for epoch in range(1, 4):
         done(guard, epoch)
-    assert guard.decision.pause
+    assert guard.decision.pause and guard.pauses == (policy == "deadline")
+    assert guard.cut == (guard.decision.limit if policy == "deadline" else None)
     host = next(e for e in guard.estimates if e.fault is Fault.HOST)
     planned_s = host.recomputing.parts[1].mean
     assert planned_s == pytest.approx(0.05 if policy == "deadline" else 10.05, rel=0.05)
@@ -598,7 +663,7 @@ def test_a_deadline_that_is_refused_can_be_explained(tmp_path: Path) -> None:
         guarded(tmp_path, deadline="2s", on_infeasible="refuse").decide()
     memory = read_memory(tmp_path)
     assert memory is not None and memory.deadline_s == 2.0 and memory.notice is not None
-    assert memory.situation is not None and memory.situation.history.epochs == 1, "as it was judged"
+    assert memory.floor is not None and memory.floor.history.epochs == 1, "as it was judged"
 
 
 def test_a_store_that_was_tried_makes_loading_slower_and_never_faster(tmp_path: Path) -> None:

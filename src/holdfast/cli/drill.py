@@ -11,16 +11,18 @@ from typing import Annotated, Any
 
 import typer
 
+from holdfast.cli.directory import is_running, open_directory
 from holdfast.cli.loading import load
 from holdfast.cli.output import amount, clock, console, print_json, table
 from holdfast.cli.trials import Told, experiment_on, home_of, refuse_unless_exact
 from holdfast.config import resolve
-from holdfast.errors import ConfigError, HoldfastError
+from holdfast.errors import ConfigError, DirectoryError, HoldfastError
 from holdfast.faults import drill as d
 from holdfast.faults.chaos import parse_faults
 from holdfast.faults.compare import Verdict, compare
 from holdfast.faults.report import check_plots, render
 from holdfast.recovery.guard import DRILL
+from holdfast.recovery.memory import teach as taught
 
 
 def drill(
@@ -48,6 +50,10 @@ def drill(
     max_records: Annotated[int, typer.Option(min=1, help="The most records an epoch takes.")] = 50_000,
     pause: Annotated[str, typer.Option(help="Between a recovery and the next fault, at random.")] = d.PAUSE,
     report: Annotated[Path | None, typer.Option(help="Write the plots into this HTML file.")] = None,
+    teach: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The pipeline's own directory: it learns from this drill too."),
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option(help="Where everything goes; a new folder that is deleted if all is well.")
     ] = None,
@@ -78,7 +84,9 @@ def drill(
     }
     settings = resolve(asked).settings
     check_report(report)
-    load(app)  # what is wrong with it is said before a cluster is started
+    pipeline = load(app)  # what is wrong with it is said before a cluster is started
+    if teach is not None:
+        check_pupil(teach, pipeline.name)
     home = home_of(folder, "drill")
     told = Told(trials)
     done: list[d.Trial] = []
@@ -118,6 +126,9 @@ def drill(
         raise told.added_to(error) from error
     _tell(found(verdict), report, told, json=json)
     refuse_unless_exact(verdict, home, seed)
+    if teach is not None:
+        check_pupil(teach, pipeline.name)  # somebody may have started it meanwhile
+        told.say(f"{teach} has learned from {taught(teach, home / 'dir')} recoveries")
     if folder is None:
         shutil.rmtree(home, ignore_errors=True)
 
@@ -134,6 +145,21 @@ def _tell(
         print_json({**d.summary(drill), **({} if error is None else {"error": error.facts()})})
     else:
         _print(drill)
+
+
+def check_pupil(directory: Path, pipeline: str) -> None:
+    """A directory that is to learn is this pipeline's, and nobody lives there: a run writes down what it knows itself."""
+    found = open_directory(directory)
+    if found.identity.name != pipeline:
+        raise ConfigError(
+            f"{directory} is of the pipeline {found.identity.name!r}, and the drill of {pipeline!r}.",
+            remedy=f"Name the directory of {pipeline!r}.",
+        )
+    if is_running(found.status()):
+        raise DirectoryError(
+            f"{directory} is in use, and what its run has learned would be written over this.",
+            remedy=f"Stop it first: holdfast stop {directory}.",
+        )
 
 
 def check_report(report: Path | None) -> None:

@@ -10,11 +10,11 @@ import typer
 
 from holdfast.cli.directory import open_directory
 from holdfast.cli.output import console, print_json, table
-from holdfast.errors import HoldfastError
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast.recovery import estimate as forecast
 from holdfast.recovery.estimate import Learned, Memory, Notice, Outcome, Situation, calibration, covered
 from holdfast.recovery.explain import explain as explained
-from holdfast.recovery.explain import infeasible
+from holdfast.recovery.explain import infeasible, unheld
 from holdfast.recovery.memory import read_memory, read_outcomes
 
 _LAST = 20
@@ -26,6 +26,8 @@ def estimate(
     json: Annotated[bool, typer.Option("--json", help="Print JSON: one object.")] = False,
 ) -> None:
     """Show how long recovery from each fault would take, in its four parts, and how well earlier ones were foretold."""
+    if confidence is not None and not 0.5 <= confidence < 1:
+        raise ConfigError(f"--confidence {confidence:g} is no confidence.", remedy="Write 0.99 or 0.999.")
     memory, notice, situation = _known(dir)
     sure = confidence or memory.confidence
     outcomes = read_outcomes(dir)
@@ -110,7 +112,9 @@ def _print_outcomes(outcomes: list[Outcome]) -> None:
 
 def explain(
     dir: Annotated[Path, typer.Argument(metavar="DIR", help="The pipeline's directory.")],
-    deadline: Annotated[str | None, typer.Option(help="Another deadline than the run's.")] = None,
+    deadline: Annotated[
+        str | None, typer.Option(help="Another deadline than the run's, with the time-outs of the run.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON: one object.")] = False,
 ) -> None:
     """Say why recovery would take as long as it would, which part is at fault, and what buys how many seconds."""
@@ -118,20 +122,25 @@ def explain(
 
     memory, notice, situation = _known(dir)
     deadline_s = parse_duration_s(deadline) if deadline else memory.deadline_s
-    told = explained(situation, Learned(memory), notice, memory.confidence)
-    if told is None:
+    learned, sure = Learned(memory), memory.confidence
+    now = explained(situation, learned, notice, sure, memory.floor)
+    if now is None:
         raise HoldfastError("No fault is recovered from here: nothing notices any.")
-    held = told.bound_s <= deadline_s
+    floor = now if memory.floor is None else explained(memory.floor, learned, notice, sure) or now
+    held, feasible = now.bound_s <= deadline_s, floor.bound_s <= deadline_s
+    told = now if feasible else floor
     if json:
-        print_json({**msgspec.to_builtins(told), "deadline_s": deadline_s, "held": held})
+        facts = {"deadline_s": deadline_s, "held": held, "feasible": feasible, "floor_s": floor.bound_s}
+        print_json({**msgspec.to_builtins(told), **facts})
         return
     out = console()
-    out.print(
-        f"The deadline of {deadline_s:g} s holds now: recovery takes at most {told.bound_s:.1f} s."
-        if held
-        else infeasible(told, deadline_s),
-        soft_wrap=True,
-    )
+    if not feasible:
+        said = infeasible(floor, deadline_s)
+    elif held:
+        said = f"The deadline of {deadline_s:g} s holds now: recovery takes at most {now.bound_s:.1f} s."
+    else:
+        said = unheld(now, deadline_s, floor.bound_s)
+    out.print(said, soft_wrap=True)
     for line in told.lines():
         out.print(f"  - {line}", soft_wrap=True)
 

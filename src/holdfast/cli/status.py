@@ -75,6 +75,7 @@ def status_facts(directory: Directory) -> dict[str, Any]:
         "bound_s": 0.0 if told is None else told.bound_s,
         "worst_fault": "" if told is None else told.worst_fault,
         "forecasts": {} if told is None else msgspec.to_builtins(told.forecasts),
+        "recovered": None if told is None else msgspec.to_builtins(told.recovered),
         "feasible": True if told is None else told.feasible,
         "paused": False if told is None else told.paused,
         "epoch_limit": None if told is None else told.epoch_limit,
@@ -115,6 +116,16 @@ def _recovery(facts: dict[str, Any]) -> Text:
     return Text(f"{text}: see holdfast explain" if over else text, style="red" if over else "default")
 
 
+def _recovered(last: dict[str, Any] | None) -> str:
+    """What the last recovery took beside what it was thought to take."""
+    if last is None:
+        return "none yet"
+    ago = clock(max(0.0, time.time() - last["at_ms"] / 1000))
+    text = f"{last['fault']}, {ago} ago: {last['took_s']:.1f} s, {last['estimate_s']:.1f} s estimated"
+    caught_up_s = last["caught_up_s"]
+    return text if caught_up_s is None else f"{text}; caught up after {caught_up_s:.1f} s"
+
+
 def _shown(facts: dict[str, Any]) -> Table:
     grid = Table.grid(padding=(0, 2))
     rows: list[tuple[str, Any]] = [
@@ -133,6 +144,7 @@ def _shown(facts: dict[str, Any]) -> Table:
         ),
         ("checkpoint", _checkpoint(facts)),
         ("recovery", _recovery(facts)),
+        ("last fault", _recovered(facts["recovered"])),
         ("parallelism", facts["parallelism"]),
         ("bad records", _by_uid(facts["bad_records"])),
         ("directory", facts["directory"]),

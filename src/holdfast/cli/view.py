@@ -14,7 +14,7 @@ from rich.text import Text
 from holdfast.checkpoint.policy import Trigger
 from holdfast.cli.output import amount, clock, millis, moment, size
 from holdfast.cli.watching import Seen, set_aside
-from holdfast.metrics import Status, Watermark
+from holdfast.metrics import Recovered, Status, Watermark
 
 _TIMES = 4
 """So many operators are shown with their event time."""
@@ -190,6 +190,8 @@ def _figures(seen: Seen, status: Status, spark: int) -> Table:
     if status.bound_s:
         rows.append(("recovery", _bound(status), recovery_bar(status, spark), "deadline", _deadline(status)))
         rows.append(("", Text(""), _parts(status), "backup", _backup(status)))
+    if status.recovered is not None:
+        rows.append(("last fault", *_recovered(status.recovered)))
     for label, value, middle, other, last in rows:
         grid.add_row(Text(label, style="dim"), value, middle, Text(other, style="dim"), last)
     return grid
@@ -245,13 +247,22 @@ def _deadline(status: Status) -> Text:
 
 
 def _backup(status: Status) -> Text:
-    """When the newest backup was made, and in a word why; the sentence is in `holdfast status`."""
+    """When the newest backup was made, and in a word why; the sentence is in `holdfast status`. Or that one is waited for."""
+    if status.paused:
+        return Text("intake paused", style="yellow")
     if not status.checkpoint_ms:
         return Text("not needed yet" if status.policy == "deadline" else "none yet", style="dim")
     ago_s = max(0.0, time.time() - status.checkpoint_ms / 1000)
     why = next((t.name.lower().replace("_", " ") for t in Trigger if t.value == status.backup_reason), "")
-    text = f"{clock(ago_s)} ago" + (f", {why}" if why else "")
-    return Text(f"{text}, intake paused" if status.paused else text, style="dim")
+    return Text(f"{clock(ago_s)} ago" + (f", {why}" if why else ""), style="dim")
+
+
+def _recovered(last: Recovered) -> tuple[Text, Text, str, Text]:
+    """What the last fault was, what recovery from it took and was thought to take, and when that was."""
+    took = Text(f"{last.took_s:.1f} s", style="bold red" if last.took_s > last.deadline_s else "bold green")
+    text = f"{last.fault}, {last.estimate_s:.1f} s estimated"
+    ago_s = max(0.0, time.time() - last.at_ms / 1000)
+    return took, Text(text, style="dim"), "", Text(f"{clock(ago_s)} ago", style="dim")
 
 
 def _checkpoint(status: Status) -> Text:

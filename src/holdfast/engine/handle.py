@@ -218,6 +218,9 @@ class Handle:
         code = fingerprint(stages.graph)
         self._status.generation = journal.take(str(sc.applicationId), code, here.operators).number
         self._status.epoch = journal.last_epoch()  # the supervisor goes by it, also if recovery fails
+        newest = catalog.newest(self._status.epoch)
+        if newest is not None:  # an earlier life made it, and it is what is loaded if something dies now
+            self._backed_up(newest)
         ship(sc, self._pipeline, self.directory)
         runner = SparkRunner(
             sc,
@@ -313,22 +316,24 @@ class Handle:
         if self.guard is not None:
             self.guard.backup_ended(outcome)
         if isinstance(outcome, Checkpoint):
-            status.checkpoint = outcome.number
-            status.checkpoint_epoch = outcome.epoch
-            status.checkpoint_ms = outcome.completed_ms
-            status.checkpoint_bytes = outcome.size_bytes
-            status.checkpoint_new_bytes = outcome.new_bytes
+            self._backed_up(outcome)
             status.checkpoint_failures = 0
-            status.backup_reason = Trigger[outcome.trigger].value
         elif outcome.reason is not Reason.STOPPED:
             status.checkpoint_failures += 1
             self._say(outcome.sentence())
+
+    def _backed_up(self, newest: Checkpoint) -> None:
+        status = self._status
+        status.checkpoint, status.checkpoint_epoch = newest.number, newest.epoch
+        status.checkpoint_ms, status.checkpoint_bytes = newest.completed_ms, newest.size_bytes
+        status.checkpoint_new_bytes = newest.new_bytes
+        status.backup_reason = Trigger[newest.trigger].value if newest.trigger in Trigger.__members__ else ""
 
     def _recovering(self, progress: Progress | None) -> None:
         self._status.state = "running" if progress is None else "recovering"
         self._status.message = "" if progress is None else progress.sentence()
         if progress is not None:
-            self._status.recovered_shards, self._status.recovery_ms = progress.lacking, progress.took_s * 1e3
+            self._status.rebuilt_shards, self._status.rebuild_ms = progress.lacking, progress.took_s * 1e3
             self._status.loaded_bytes = progress.loaded_bytes
             self._status.replayed_epochs, self._status.replay_ms = (
                 progress.replayed,
@@ -368,8 +373,8 @@ class Handle:
         self._status.worst_fault = worst.fault.label
         self._status.forecasts = guard.forecasts()
         self._status.feasible = guard.decision.feasible
-        self._status.epoch_limit = guard.decision.limit
-        self._status.paused = guard.decision.pause
+        self._status.epoch_limit, self._status.paused = guard.cut, guard.pauses
+        self._status.recovered = guard.recovered()
 
     def _tell(self, facts: EpochFacts | None) -> None:
         self._forecast()

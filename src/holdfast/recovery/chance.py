@@ -264,6 +264,21 @@ class Seen(msgspec.Struct, frozen=True):
     weight: float
     count: int
 
+    def and_(self, other: Seen) -> Seen:
+        """What both were taught, of the same features.
+
+        >>> one = Seen([[4.0]], [2.0], 1.0, 1.0, 1)
+        >>> one.and_(one)
+        Seen(xx=[[8.0]], xy=[4.0], yy=2.0, weight=2.0, count=2)
+        """
+        return Seen(
+            [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(self.xx, other.xx, strict=True)],
+            [a + b for a, b in zip(self.xy, other.xy, strict=True)],
+            self.yy + other.yy,
+            self.weight + other.weight,
+            self.count + other.count,
+        )
+
 
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:
     total = 0.0

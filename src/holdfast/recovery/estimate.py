@@ -217,6 +217,8 @@ class Memory(msgspec.Struct, frozen=True):
     notice: Notice | None = None
     situation: Situation | None = None
     """How faults are noticed, and where the pipeline stood when this was kept."""
+    floor: Situation | None = None
+    """Where it would have stood with everything backed up: no backup makes recovery shorter than that."""
     deadline_s: float = 0.0
     confidence: float = CONFIDENCE
     largest: int = 0
@@ -250,7 +252,7 @@ class Learned:
         self._busy = memory.busy
         self.job_records = memory.job_records
         """The most records that a job of a replay reads: it takes so many jobs more."""
-        self._families = {name: self._family(name, seen.get(f"environment.{name}")) for name in FAMILIES}
+        self._families = {name: self._family(name, seen.get(ENVIRONMENT + name)) for name in FAMILIES}
         self.known: dict[Fault, tuple[Linear, list[float], Notice, Guess, Guess]] = {}
         """Detection and environment of faults, and from what they are known: that changes with recoveries and starts only."""
         self.counts = dict(memory.counts)
@@ -290,7 +292,7 @@ class Learned:
             "reload": self.reload.seen,
             "upload": self.upload.seen,
             "start": self._start.seen,
-            **{f"environment.{name}": model.seen for name, model in self._families.items()},
+            **{ENVIRONMENT + name: model.seen for name, model in self._families.items()},
         }
         return Memory(
             seen,
@@ -355,6 +357,8 @@ class Learned:
         return [history.jobs(self.job_records) * fixed + all_s * share, all_s, float(history.epochs)]
 
 
+ENVIRONMENT = "environment."
+"""What was seen of a family is kept under its name behind this."""
 _PLACES = {
     fault: (name, [1.0 if n == 0 or one is fault else 0.0 for n, one in enumerate(members)])
     for name, members in FAMILIES.items()
@@ -477,13 +481,18 @@ class Bounds:
             for guess in before:
                 fixed_s, spread = guess.worst(confidence)
                 worst_s, squared = worst_s + fixed_s, squared + spread
-            parts.append((fault in _HISTORY, worst_s, squared))
+            parts.append((fault, worst_s, squared))
         self._take(learned, confidence, situation.share, parts)
 
     def _take(self, learned: Learned, confidence: float, share: float, parts: list[_Fixed]) -> None:
         self._learned, self._confidence, self._share, self._parts = learned, confidence, share, parts
-        self._kept = _largest([(s, squared) for lost, s, squared in parts if not lost])
-        self._lost = [(s, squared) for lost, s, squared in parts if lost]
+        self._kept = _largest([(s, squared) for fault, s, squared in parts if fault not in _HISTORY])
+        self._lost = [(s, squared) for fault, s, squared in parts if fault in _HISTORY]
+
+    @property
+    def faults(self) -> list[Fault]:
+        """Those that it is the bound of."""
+        return [fault for fault, _, _ in self._parts]
 
     def parted(self, deadline_s: float, least: int = 1) -> tuple[Bounds | None, Bounds | None]:
         """The faults that fit a deadline with one small epoch to run again, and those that don't; None: there are none.
@@ -495,8 +504,8 @@ class Bounds:
         alone, behind = self._later(History(1, least), least)
         sides: tuple[list[_Fixed], list[_Fixed]] = ([], [])
         for part in self._parts:
-            lost, fixed_s, squared = part
-            then_s, more = behind if lost else alone
+            fault, fixed_s, squared = part
+            then_s, more = behind if fault in _HISTORY else alone
             sides[fixed_s + then_s + math.sqrt(squared + more) > deadline_s].append(part)
         if not sides[1]:
             return self if sides[0] else None, None
@@ -526,8 +535,8 @@ class Bounds:
         return alone, (alone[0] + again_s, alone[1] + more)
 
 
-_Fixed = tuple[bool, float, float]
-"""Whether a fault takes history with it, what else it takes at least in the worst case, and the square of the rest."""
+_Fixed = tuple[Fault, float, float]
+"""A fault, what it takes before anything is run again at least in the worst case, and the square of the rest."""
 
 
 def _largest(of: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

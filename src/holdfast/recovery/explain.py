@@ -32,6 +32,8 @@ class Explanation(msgspec.Struct, frozen=True):
     """The bound of each part alone."""
     largest: str
     """The part that is most of it."""
+    others: dict[str, float]
+    """The bounds of all other faults, the largest first."""
     bargains: list[Bargain]
     """What would make it shorter, the most first."""
     notes: list[str]
@@ -49,10 +51,19 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 def infeasible(told: Explanation, deadline_s: float) -> str:
-    """That the deadline can't be held, in one sentence."""
+    """That the deadline can't be held, in one sentence: for which faults, the worst first."""
+    also = "".join(f", after {fault} {s:.1f} s" for fault, s in told.others.items() if s > deadline_s)
     return (
         f"The deadline of {deadline_s:g} s can't be held: after {told.fault} ({told.what}) "
-        f"recovery may take {told.bound_s:.1f} s."
+        f"recovery may take {told.bound_s:.1f} s{also}."
+    )
+
+
+def unheld(told: Explanation, deadline_s: float, floor_s: float) -> str:
+    """That the deadline could be held and is not now, in one sentence."""
+    return (
+        f"The deadline of {deadline_s:g} s is not held now: after {told.fault} ({told.what}) recovery may take "
+        f"{told.bound_s:.1f} s. Once state is backed up it is {floor_s:.1f} s at the most."
     )
 
 
@@ -64,19 +75,31 @@ def failing(told: Explanation, deadline_s: float) -> str:
     )
 
 
-def explain(situation: Situation, learned: Learned, notice: Notice, confidence: float) -> Explanation | None:
-    """What the parts are, which is at fault, and which setting buys how many seconds; None if nothing is covered."""
+def explain(
+    situation: Situation, learned: Learned, notice: Notice, confidence: float, floor: Situation | None = None
+) -> Explanation | None:
+    """What the parts are, which is at fault, and which setting buys how many seconds; None if nothing is covered.
+
+    Args:
+        floor: the situation once everything is backed up, if it is not that one already.
+    """
     estimates = [estimate(fault, situation, learned, notice) for fault in covered(notice)]
     if not estimates:
         return None
-    worst = max(estimates, key=lambda e: e.bound(confidence))
+    first, *others = sorted(((e.bound(confidence), e) for e in estimates), key=lambda pair: -pair[0])
+    bound_s, worst = first
     parts = worst.bounds(confidence)
-    bargains = [b for b in _bargains(worst.fault, situation, learned, notice, confidence) if b.buys_s >= 0.05]
+    found = [
+        *_bargains(worst.fault, situation, learned, notice, confidence),
+        *_with_a_backup(worst, situation, floor, learned, notice, confidence),
+    ]
+    bargains = [b for b in found if b.buys_s >= 0.05]
     return Explanation(
         fault=worst.fault.label,
         what=worst.fault.sentence,
-        bound_s=worst.bound(confidence),
+        bound_s=bound_s,
         parts=parts,
+        others={e.fault.label: s for s, e in others},
         largest=max(NAMES, key=lambda name: float(getattr(parts, name))),
         bargains=sorted(bargains, key=lambda b: -b.buys_s),
         notes=[*_unbounded(notice), *_uncovered(estimates, situation, learned, notice, confidence)],
@@ -114,9 +137,6 @@ def _bargains(
         half = situation.planned // 2
         smaller = msgspec.structs.replace(situation, planned=half)
         yield Bargain(f"max_records = {half}, half of the largest epoch,", now - bound(smaller))
-    if situation.history.epochs:
-        backed_up = msgspec.structs.replace(situation, history=History())
-        yield Bargain("A backup now", now - bound(backed_up))
     if situation.stored_bytes:
         halved = msgspec.structs.replace(situation, stored_bytes=situation.stored_bytes // 2)
         yield Bargain("Twice as many hosts, with half the state each,", now - bound(halved))
@@ -128,11 +148,29 @@ def _bargains(
         guess = estimate(fault, situation, learned, notice).environment
         known = f"{fault.label} was seen {times} time{'' if times == 1 else 's'}"
         yield Bargain(
-            f"A drill, as {known} and is not well known, at most", guess.bound(confidence) - guess.mean
+            f"A drill with --teach, as {known} and is not well known, at most",
+            guess.bound(confidence) - guess.mean,
         )
     if confidence > 0.99:
         less_sure = estimate(fault, situation, learned, notice).bound(0.99)
         yield Bargain(f"confidence = 0.99 instead of {confidence:g}", now - less_sure)
+
+
+def _with_a_backup(
+    worst: Estimate,
+    situation: Situation,
+    floor: Situation | None,
+    learned: Learned,
+    notice: Notice,
+    confidence: float,
+) -> Iterator[Bargain]:
+    """What a backup buys: the history goes, and state is loaded as large as it is now."""
+    if floor is None:
+        return
+    stored = {"stored_bytes": floor.stored_bytes, "stored_files": floor.stored_files}
+    backed_up = msgspec.structs.replace(situation, history=History(), **stored)
+    then = estimate(worst.fault, backed_up, learned, notice)
+    yield Bargain("A backup now", worst.bound(confidence) - then.bound(confidence))
 
 
 def _uncovered(

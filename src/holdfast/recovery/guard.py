@@ -30,7 +30,7 @@ from holdfast.config import Settings
 from holdfast.errors import InfeasibleError
 from holdfast.faults.kinds import Fault
 from holdfast.log.records import Commit
-from holdfast.metrics import Forecast
+from holdfast.metrics import Forecast, Recovered
 from holdfast.recovery.decide import Decision, Outlook, decide, least_epoch
 from holdfast.recovery.episode import Episode, fallen, restarts, which
 from holdfast.recovery.estimate import (
@@ -48,7 +48,8 @@ from holdfast.recovery.estimate import (
     estimates,
 )
 from holdfast.recovery.explain import explain, failing, infeasible
-from holdfast.recovery.memory import drilled, read_memory, write_memory, write_outcome
+from holdfast.recovery.feasible import Said
+from holdfast.recovery.memory import drilled, read_memory, read_newest, write_memory, write_outcome
 from holdfast.recovery.replay import MAX_RECORDS, Took
 from holdfast.recovery.standing import Loads, Standing
 from holdfast.recovery.trace import BackupLine, EpochLine, Trace
@@ -68,7 +69,8 @@ GROWTH = 4
 """An epoch may have so many times as many records as the largest before it: what is far from all that was seen is not known."""
 _SPARK_ENDS_IDLE_S = 50.0
 """Spark ends Python workers that had nothing to do for a minute: a reload after such a pause is no fault's."""
-_TELL_EVERY_S = 60.0
+_FAILING = "backups"
+"""The reason why a deadline is not held if it is not a fault."""
 _RECENT = 20
 _KEEP_EVERY_S = 10.0
 """A driver that is killed forgets what epochs and backups have taught since then; recoveries are kept at once."""
@@ -148,7 +150,11 @@ class Guard:
         self._forecast_for = Situation()
         self._bounded: tuple[list[Estimate], list[float]] = (self.estimates, [])
         """Estimates, and the bound of each."""
-        self._infeasible_told, self._told_s = False, -_TELL_EVERY_S
+        self._beyond: list[str] = []
+        """Why the deadline is not held: the faults for which it can't be, or that backups fail."""
+        self._said = Said()
+        self._newest = read_newest(directory)
+        """The last recovery, of this life or an earlier one."""
         self.cost_s = 0.0
         """What estimating and deciding have cost so far."""
         self.counting = False
@@ -340,14 +346,32 @@ class Guard:
             usual_records=self._standing.situation.usual,
         )
         self.decision = decide(outlook, within or bound, None if within is None else beyond)
+        self._beyond = [] if beyond is None else [fault.label for fault in beyond.faults]
         if self._hopeless and (self.decision.back_up or self.decision.pause):
             self.decision = msgspec.structs.replace(self.decision, pause=False, feasible=False)
+            self._beyond = [_FAILING]
         self.forecast()
-        if not self._holds and self.estimates and self.worst()[1] > self._settings.deadline_s:
+        if not self._holds:
             # Nobody backs up for the deadline's sake here: that it would be missed now is said all the same.
-            self.decision = msgspec.structs.replace(self.decision, feasible=False)
+            self._beyond = self._over()
+            self.decision = msgspec.structs.replace(self.decision, feasible=not self._beyond)
         self._tell_feasible()
         return self.decision
+
+    def _over(self) -> list[str]:
+        """The faults whose bound is past the deadline now."""
+        deadline_s = self._settings.deadline_s
+        return [e.fault.label for e, s in zip(self.estimates, self._bounds(), strict=True) if s > deadline_s]
+
+    @property
+    def pauses(self) -> bool:
+        """Whether intake waits for a backup; who does not back up for the deadline's sake does not pause for it either."""
+        return self._holds and self.decision.pause
+
+    @property
+    def cut(self) -> int | None:
+        """The most records the deadline lets an epoch have; None: as many as the settings do."""
+        return self.decision.limit if self._holds else None
 
     def _count_restart(self) -> None:
         """A supervisor waits the longer before the next start the more often the driver fell, until it was well for a while."""
@@ -410,31 +434,51 @@ class Guard:
             for e, bound_s in zip(self.estimates, self._bounds(), strict=True)
         }
 
+    def recovered(self) -> Recovered | None:
+        """The last recovery as the status has it."""
+        last = self._newest
+        if last is None:
+            return None
+        bound_s = last.bounds.get(f"{self._settings.confidence:g}", max(last.bounds.values(), default=0.0))
+        return Recovered(
+            last.fault,
+            last.at_ms,
+            last.took_s,
+            last.estimated.total,
+            bound_s,
+            last.deadline_s,
+            last.caught_up_s,
+        )
+
+    def _floor(self) -> Situation:
+        """Where it would stand with everything backed up, and the smallest epoch that is of use since then and planned."""
+        least = self._least_epoch()
+        return msgspec.structs.replace(
+            self._standing.backed(), history=History(1, least), planned=least, usual=None
+        )
+
     def _tell_feasible(self) -> None:
-        """Say it when it becomes so, and not again and again where it comes and goes."""
-        now_s = self._clock_s()
-        if self._settings.on_infeasible == "go_on" or now_s - self._told_s < _TELL_EVERY_S:
+        """Say it when it becomes so for one fault more, and not again and again where it comes and goes."""
+        if self._settings.on_infeasible == "go_on":
             return
-        if self.decision.feasible:
-            if self._infeasible_told:
-                self._told_s, self._infeasible_told = now_s, False
-                _log.warning("the deadline of %.0f s can be held again", self._settings.deadline_s)
+        news = self._said.news(self._beyond, self._clock_s())
+        if news is None:
             return
-        if self._infeasible_told:
+        if not news:
+            _log.warning("the deadline of %.0f s can be held again", self._settings.deadline_s)
             return
-        self._told_s, self._infeasible_told = now_s, True
-        there = self._forecast_for
-        if self._holds and not self._hopeless:  # whatever is backed up, so much is left
-            there = msgspec.structs.replace(self._standing.backed(), history=History(1, self._least_epoch()))
+        failed = _FAILING in news
+        floor = self._floor()
+        there = floor if self._holds and not failed else self._forecast_for
         told = explain(there, self.learned, self._notice, self._settings.confidence)
         if told is None:
             return
-        message = (failing if self._hopeless else infeasible)(told, self._settings.deadline_s)
+        message = (failing if failed else infeasible)(told, self._settings.deadline_s)
         starting = self._first_epoch is None and self._episode is None
         if (
             self._settings.on_infeasible == "refuse" and starting
         ):  # what runs, or comes back, is not ended for it
-            self._keep(there)  # so that `holdfast explain` can say why
+            self._keep()  # so that `holdfast explain` can say why
             raise InfeasibleError(
                 message,
                 remedy="Choose a longer deadline, or change what is at fault:",
@@ -528,7 +572,7 @@ class Guard:
             deadline_s=self._settings.deadline_s,
         )
         write_outcome(self._directory, outcome)
-        self._catching = outcome
+        self._catching = self._newest = outcome
         if not self._drilled:
             self._learn_outcome(outcome)
 
@@ -541,7 +585,8 @@ class Guard:
             self._backlog = backlog
         elif epoch > self._catching.epoch and backlog <= self._backlog:
             caught_up_s = max(self._catching.took_s, now_s - self._catching.at_ms / 1000)
-            write_outcome(self._directory, msgspec.structs.replace(self._catching, caught_up_s=caught_up_s))
+            self._newest = msgspec.structs.replace(self._catching, caught_up_s=caught_up_s)
+            write_outcome(self._directory, self._newest)
             self._catching = None
 
     def _learn_outcome(self, outcome: Outcome) -> None:
@@ -593,12 +638,13 @@ class Guard:
         if now_s - self._kept_s > _KEEP_EVERY_S:
             self._keep()
 
-    def _keep(self, situation: Situation | None = None) -> None:
+    def _keep(self) -> None:
         self._kept_s, self._unkept = self._clock_s(), False
         memory = msgspec.structs.replace(
             self.learned.memory(),
             notice=self._notice,
-            situation=situation or self._forecast_for,
+            situation=self._forecast_for,
+            floor=self._floor(),
             deadline_s=self._settings.deadline_s,
             confidence=self._settings.confidence,
             backlog=self._backlog,

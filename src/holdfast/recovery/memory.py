@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.faults.kinds import Fault
-from holdfast.recovery.estimate import Learned, Memory, Outcome, split
+from holdfast.recovery.estimate import ENVIRONMENT, Learned, Memory, Outcome, split
 
 MEMORY = "recovery.json"
 OUTCOMES = "recoveries"
@@ -40,6 +40,32 @@ def write_memory(directory: Path, memory: Memory) -> None:
         os.replace(temporary, directory / MEMORY)
 
 
+def taught_by(memory: Memory, by: Memory) -> Memory:
+    """What is known after hearing of another directory's recoveries, of the same pipeline. Pure.
+
+    How long what died takes to stand again is learned, and how replays compare with epochs. How fast a store or a
+    disk is, and what an epoch takes, is not: each directory has its own, and sees that by itself.
+    """
+    seen = dict(memory.seen)
+    for name, told in by.seen.items():
+        if name == "replay" or name.startswith(ENVIRONMENT):
+            mine = seen.get(name)
+            fits = mine is not None and len(mine.xy) == len(told.xy)
+            seen[name] = mine.and_(told) if mine is not None and fits else told
+    faults = {**memory.counts, **by.counts}
+    counts = {fault: memory.counts.get(fault, 0) + by.counts.get(fault, 0) for fault in faults}
+    return msgspec.structs.replace(memory, seen=seen, counts=counts)
+
+
+def teach(directory: Path, by: Path) -> int:
+    """Let one directory learn from the recoveries of another, as a drill's: how many those were."""
+    told = read_memory(by)
+    if told is None:
+        return 0
+    write_memory(directory, taught_by(read_memory(directory) or Memory(), told))
+    return sum(told.counts.values())
+
+
 def read_learned(directory: Path) -> Learned:
     """What a pipeline has learned so far."""
     return Learned(read_memory(directory))
@@ -56,6 +82,13 @@ def write_outcome(directory: Path, outcome: Outcome) -> None:
         os.replace(temporary, folder / f"{outcome.epoch:08d}{suffix}")
         for old in sorted(folder.glob("*.json"))[: -2 * _MOST_OUTCOMES]:
             old.unlink(missing_ok=True)
+
+
+def read_newest(directory: Path) -> Outcome | None:
+    """The last recovery that a run saw."""
+    folder = directory / OUTCOMES
+    found = max((p for p in folder.glob("*.json") if not p.name.endswith(".drill.json")), default=None)
+    return None if found is None else read_outcome(found)
 
 
 def read_outcome(path: Path) -> Outcome | None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import bisect
 import collections
-import functools
 import itertools
 import math
 import statistics
@@ -99,19 +98,27 @@ class Run:
 
     def other_bound(self, at: int, planned: int) -> float:
         """That of faults after which no backup is needed."""
+        return self.of_others(at)(_NONE, planned)
+
+    def of_others(self, at: int) -> Bounds:
+        """The same, of which single faults can be told apart."""
         epoch = self.epochs[max(0, at)]
         key = (epoch.shard_bytes, epoch.host_bytes)
         if key not in self._others:
             there = Situation(shard_bytes=key[0], host_bytes=key[1])
             self._others[key] = self._bounds(there, [f for f in self.faults if f is not Fault.HOST])
-        return self._others[key](_NONE, planned)
+        return self._others[key]
 
     def host_bound(self, stored_bytes: int, history: History, planned: int) -> float:
         """That of a lost host, which alone depends on history."""
+        return self.of_host(stored_bytes)(history, planned)
+
+    def of_host(self, stored_bytes: int) -> Bounds:
+        """The same, with a backup of so many bytes."""
         if stored_bytes not in self._host:
             there = Situation(stored_bytes=stored_bytes, share=self._share)
             self._host[stored_bytes] = self._bounds(there, [f for f in self.faults if f is Fault.HOST])
-        return self._host[stored_bytes](history, planned)
+        return self._host[stored_bytes]
 
     def _bounds(self, situation: Situation, faults: list[Fault]) -> Bounds:
         return Bounds(situation, self.learned, self.notice, faults, self.confidence)
@@ -210,6 +217,11 @@ class _Mark(msgspec.Struct, frozen=True):
     stored_bytes: int = 0
 
 
+def _greatest(bounds: Sequence[Bound]) -> Bound:
+    """What none of these passes."""
+    return lambda history, planned: max(bound(history, planned) for bound in bounds)
+
+
 class _Walk:
     """One policy on its way through a run."""
 
@@ -305,20 +317,14 @@ class _Walk:
 
     def _bounds(self, at: int) -> tuple[Bound, Bound | None]:
         """As the guard has them: of faults that fit the deadline, and of the others. A backup would be as large as state is now."""
-        run, deadline_s = self._run, self.result.deadline_s
+        run, least = self._run, self._least_epoch()
         stored_bytes = max(self._newest.stored_bytes, run.stored_bytes(at))
-
-        def other(history: History, planned: int) -> float:
-            return run.other_bound(at, planned)
-
-        host = functools.partial(run.host_bound, stored_bytes)
-        least = self._least_epoch()
-        fits = [bound(History(1, least), least) <= deadline_s for bound in (other, host)]
-        if fits == [True, False]:
-            return other, host
-        if fits == [False, True]:
-            return host, other
-        return functools.partial(run.bound, at, stored_bytes), None
+        both = [run.of_others(at), run.of_host(stored_bytes)]
+        parted = [bounds.parted(self.result.deadline_s, least) for bounds in both]
+        within, beyond = ([side for side in sides if side is not None] for sides in zip(*parted, strict=True))
+        if not within or not beyond:
+            return _greatest(both), None
+        return _greatest(within), _greatest(beyond)
 
     def _pace_s(self) -> float:
         return (

@@ -1,16 +1,18 @@
 """What a run looks like on a terminal."""
 
 import io
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
 
+from holdfast.checkpoint.policy import Trigger
 from holdfast.cli.view import narrow_view, run_view, sparkline
 from holdfast.cli.watching import Seen
 from holdfast.engine.handle import STOPPING
-from holdfast.metrics import EpochFacts, Status, Watermark
+from holdfast.metrics import EpochFacts, Forecast, Recovered, Status, Watermark
 
 
 def drawn(view: RenderableType, width: int = 100) -> str:
@@ -159,3 +161,43 @@ def test_records_that_are_in_no_result_because_of_their_time_are_shown_by_what_i
         assert any(name in line and count in line for line in lines)
     seen.hear(status(watermarks={"a.time": one}, late_records={"w": 3}), None)
     assert "untimed" not in drawn(run_view(seen)) and "unseen" not in drawn(run_view(seen))
+
+
+def test_the_view_holds_the_bound_and_its_parts_against_the_deadline(seen: Seen, clock: list[float]) -> None:
+    run_epochs(seen, clock)
+    forecast = Forecast(10.0, 5.0, 2.0, 3.0, 41.5, 33.0)
+    held: dict[str, Any] = {
+        "epoch": 21,
+        "policy": "deadline",
+        "deadline_s": 70.0,
+        "bound_s": 41.5,
+        "worst_fault": "executor-freeze",
+        "forecasts": {"executor-freeze": forecast},
+    }
+    seen.hear(status(**held), None)
+    text = drawn(run_view(seen), 120)
+    for part in ("≤ 41.5 s", "70 s", "10.0 + 5.0 + 2.0 + 3.0 s, executor-freeze", "not needed yet"):
+        assert part in text, part
+    assert "last fault" not in text
+    made = {
+        "checkpoint": 3,
+        "checkpoint_ms": int(time.time() * 1000) - 65_000,
+        "backup_reason": Trigger.DEADLINE.value,
+    }
+    seen.hear(status(**held, **made), None)
+    assert "1:05 ago, deadline" in drawn(run_view(seen), 100)
+    for there in ({}, made):
+        seen.hear(status(**held, **there, paused=True), None)
+        assert "intake paused" in drawn(run_view(seen), 100)
+    seen.hear(status(**{**held, "feasible": False}), None)
+    assert "70 s can't be held" in drawn(run_view(seen), 120)
+
+
+def test_the_view_says_what_the_last_recovery_took_beside_its_estimate(
+    seen: Seen, clock: list[float]
+) -> None:
+    run_epochs(seen, clock)
+    last = Recovered("host", 1, 14.94, 17.1, 60.0, 70.0)
+    seen.hear(status(epoch=21, recovered=last), None)
+    text = drawn(run_view(seen), 120)
+    assert "last fault" in text and "14.9 s" in text and "host, 17.1 s estimated" in text
