@@ -24,7 +24,7 @@ demo: setup ## run the vehicle-map demo
 	@$(BIN)/holdfast demo
 
 test: setup ## unit, spark and cluster tests that take seconds (PYTEST_ARGS="-k name" picks some)
-	@$(PYTEST) -m "not slow" -n 2 --dist loadfile tests/unit $(PYTEST_ARGS) $(NONE_IS_FINE)
+	@$(PYTEST) -m "not slow" -n 3 --dist loadfile tests/unit $(PYTEST_ARGS) $(NONE_IS_FINE)  # some wait for disks
 	@$(SHORT_LIVED) $(PYTEST) -m "not slow" tests/cluster $(PYTEST_ARGS) $(NONE_IS_FINE)
 	@$(SHORT_LIVED) $(PYTEST) -m "not slow" -n 2 --dist loadfile tests/spark $(PYTEST_ARGS) $(NONE_IS_FINE)
 
