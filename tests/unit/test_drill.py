@@ -197,6 +197,21 @@ def test_a_pause_that_the_run_tells_of_after_the_commit_is_taken_off_all_the_sam
     told.join()
 
 
+@pytest.mark.parametrize(("seen", "awaited"), [("worker-kill", 7), (None, 7), ("host", 6)])
+def test_a_lost_host_is_felt_by_the_epoch_that_rebuilt_its_shards_however_slow_the_one_before_it_was(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch, seen: str | None, awaited: int
+) -> None:
+    """An epoch that was slow for another reason, and no longer needed the host, was taken for the recovery from its loss."""
+    monkeypatch.setattr(experiment, "journal", Log(7, {3: 8_500, 4: 9_000, 5: 9_500, 6: 10_000, 7: 11_500}))
+    monkeypatch.setattr(experiments, "_TRACED_S", 0.0)
+    experiment.directory.mkdir(parents=True, exist_ok=True)
+    if seen is not None:
+        write_outcome(experiment.directory, Outcome(seen, 6, 10_000, 1.4, Parts()))
+    lost = Struck(Fault.HOST, "host", 10_100, 0.0, time.monotonic() - 9.0, 5, 6)
+    met, took_s = experiment.await_felt_recovery(lost)
+    assert met.awaited == awaited and took_s <= 9.1
+
+
 # What comes of it
 
 

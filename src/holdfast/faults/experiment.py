@@ -25,6 +25,7 @@ from holdfast.faults.kinds import Fault
 from holdfast.faults.victims import Aim, Nobody, Victims, kill
 from holdfast.log.journal import Journal
 from holdfast.metrics import read_status
+from holdfast.recovery.memory import OUTCOMES, read_outcome
 from holdfast.recovery.trace import EpochLine, read_trace
 from holdfast.supervise.processes import kill_everything
 
@@ -244,14 +245,17 @@ class Experiment:
         happened. Then the outage is the next one's, and the time runs on until that one is decided.
         """
         took_s = self.await_recovery(struck, timeout_s)
-        if (
-            struck.fault in OF_DRIVER
-            or struck.planned <= struck.epoch
-            or took_s > self._usual_s(struck.awaited)
-        ):
+        if struck.fault in OF_DRIVER or struck.planned <= struck.epoch or self._felt(struck, took_s):
             return struck, took_s
         later = dataclasses.replace(struck, epoch=struck.awaited, planned=struck.awaited)
         return later, self.await_recovery(later, timeout_s)
+
+    def _felt(self, struck: Struck, took_s: float) -> bool:
+        """Whether the epoch that was awaited needed what died: it rebuilt the shards of a lost host, or took longer than usual."""
+        if struck.fault is Fault.HOST:
+            own = read_outcome(self.directory / OUTCOMES / f"{struck.awaited:08d}.json")
+            return own is not None and own.fault == Fault.HOST.label
+        return took_s > self._usual_s(struck.awaited)
 
     def _usual_s(self, epoch: int) -> float:
         """How long epochs before this one took, from plan to commit."""
