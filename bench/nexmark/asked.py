@@ -56,15 +56,16 @@ def batches(events: int, per_file: int, files: int) -> int:
 
 
 def halfway(events: int, an_epoch: int) -> int:
-    """After which epoch half of the events are read, the first epochs being smaller.
+    """After which epoch half of the events are read: the first two are small, for nothing is known of their cost.
 
     >>> halfway(2_000, 500), halfway(1_000_000, 250_000)
-    (2, 4)
+    (2, 5)
     """
     read, most, epochs = 0, FIRST_RECORDS, 0
     while 2 * read < events:
         size = min(an_epoch, most)
-        read, most, epochs = read + size, max(most, GROWTH * size), epochs + 1
+        read, epochs = read + size, epochs + 1
+        most = max(most, GROWTH * size) if epochs > 1 else most
     return epochs
 
 
@@ -104,13 +105,20 @@ def arguments(argv: list[str], description: str | None = None) -> tuple[Plan, bo
     parser.add_argument("--rounds", type=int, default=3, help="how often each side is run")
     parser.add_argument("--parallelism", default="2", help="cores and shards, with commas")
     parser.add_argument(
-        "--check-parallelism", default="", help="run ours once with each of these too, to see if it is equal"
+        "--check-parallelism",
+        default="1,4",
+        help="run ours once with each of these too, to see if it is equal; '' for none",
     )
     parser.add_argument("--source", choices=("files", "generator"), default="files", help="what ours reads")
     parser.add_argument("--backend", choices=("heap", "rocksdb"), default="heap", help="where our state is")
     parser.add_argument("--rate", type=int, default=10_000, help="events a second of event time")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--crash", action="store_true", help="kill our driver halfway, once for each query")
+    parser.add_argument(
+        "--crash",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="kill our driver halfway, once for each query",
+    )
     parser.add_argument("--no-peers", action="store_true", help="leave Structured Streaming out")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
     chosen = parser.parse_args(argv)

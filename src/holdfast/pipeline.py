@@ -236,6 +236,12 @@ class Stream:
             raise PipelineError(f"missing={missing!r} is not known.", where=where, remedy='"fail" or "side".')
         if align is not None and drift is None:
             raise PipelineError("align needs a drift.", where=where, remedy='Say how far ahead: drift="1m".')
+        if drift is not None and duration_us(drift) < 0:
+            raise PipelineError(
+                f"drift={drift!r} would hold every stream of the group back, the slowest too.",
+                where=where,
+                remedy='Say how far ahead one may be: drift="1m".',
+            )
         if align is None and drift is not None:
             raise PipelineError(
                 "drift needs a group.", where=where, remedy='Name it on each stream: align="trips".'

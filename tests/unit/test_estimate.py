@@ -22,6 +22,7 @@ from holdfast.recovery.estimate import (
     Situation,
     covered,
     detection,
+    environment,
     estimate,
     estimates,
     replaying,
@@ -540,6 +541,45 @@ def test_bounds_hold_about_as_often_as_they_say_for_times_that_are_skewed(
         bound_s = learned.environment(Fault.HOST).bound(0.99)
         under += usual_s * math.exp(draw.gauss(0, noise)) <= bound_s
     assert under / trials >= share
+
+
+@given(
+    st.sampled_from(list(Fault)), st.lists(st.tuples(st.sampled_from(list(Fault)), st.floats(0.01, 200.0)))
+)
+def test_an_estimate_may_be_below_the_mean_and_takes_nothing_off_the_bound(
+    fault: Fault, seen: list[tuple[Fault, float]]
+) -> None:
+    learned = Learned()
+    for one, took_s in seen:
+        learned.recovered(one, took_s)
+    mean, guess = (
+        learned.environment(fault),
+        environment(learned, fault, msgspec.structs.replace(NOTICE, host_s=0.0)),
+    )
+    assert guess.mean <= mean.mean + 1e-9
+    assert guess.bound(SURE) == pytest.approx(mean.bound(SURE))
+    kept = Learned(msgspec.json.decode(msgspec.json.encode(learned.memory()), type=Memory))
+    assert environment(kept, fault, NOTICE) == environment(learned, fault, NOTICE)
+
+
+def test_where_a_recovery_now_and_then_takes_far_longer_the_estimate_is_what_it_takes_most_times() -> None:
+    """An executor that dies in the middle of a job costs a second run of it: the mean was off by a third each time."""
+    learned, errors = Learned(), {"mean": 0.0, "estimate": 0.0}
+    for took_s in [2.3, 2.5, 7.2, 2.4, 4.3, 2.2, 2.5, 2.4, 4.2, 2.3] * 4:
+        errors["mean"] += abs(learned.environment(Fault.EXECUTOR_KILL).mean - took_s) / took_s
+        errors["estimate"] += abs(environment(learned, Fault.EXECUTOR_KILL, NOTICE).mean - took_s) / took_s
+        learned.recovered(Fault.EXECUTOR_KILL, took_s)
+    assert errors["estimate"] < 0.85 * errors["mean"]
+
+
+def test_what_an_older_directory_knows_of_the_mean_is_its_estimate_until_it_has_learned_more() -> None:
+    old = Learned()
+    for _ in range(5):
+        old.recovered(Fault.HOST, 30.0)
+    memory = old.memory()
+    before = {name: seen for name, seen in memory.seen.items() if not name.startswith("likely.")}
+    known = Learned(msgspec.structs.replace(memory, seen=before))
+    assert known.likely_s(Fault.HOST) == known.environment(Fault.HOST).mean > 20
 
 
 def test_a_fault_is_held_only_with_epochs_that_keep_up() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from bench.peers.environments import PeerError
 from tests.drivers import live
 
 
-def test_defaults_are_a_million_events_in_ten_epochs_on_both_sides() -> None:
+def test_without_arguments_it_is_all_that_is_asked_for() -> None:
     plan, peers, as_json = arguments([])
     assert (plan.events, plan.epochs, plan.queries, peers, as_json) == (
         1_000_000,
@@ -45,7 +46,8 @@ def test_defaults_are_a_million_events_in_ten_epochs_on_both_sides() -> None:
         True,
         False,
     )
-    assert (plan.source, plan.parallelism, plan.rounds, plan.crash) == ("files", (2,), 3, False)
+    assert (plan.source, plan.parallelism, plan.rounds, plan.crash) == ("files", (2,), 3, True)
+    assert plan.check_parallelism == (1, 4)
     assert (plan.per_file, plan.files, plan.their_files) == (25_000, (10, 20), (10, 20))
     assert json.loads(json.dumps(asdict(plan)))["events"] == 1_000_000
 
@@ -61,7 +63,7 @@ def test_what_is_asked_for_is_run() -> None:
 
 def test_the_commands_that_the_docs_print_can_be_run() -> None:
     page = (Path(benchmark.__file__).parents[2] / "docs" / "benchmarks.md").read_text()
-    found = [line.split("#")[0].split() for line in page.splitlines() if "-m bench nexmark" in line]
+    found = [shlex.split(line.split("#")[0]) for line in page.splitlines() if "-m bench nexmark" in line]
     commands = [words[words.index("nexmark") + 1 :] for words in found if words[0].endswith("python")]
     assert len(commands) >= 4
     for command in commands:
@@ -184,6 +186,14 @@ def test_there_is_no_ratio_where_a_side_is_wrong_or_not_there() -> None:
     assert result("q3", [], {"hdfs 4": [50]}).ratio is None
 
 
+def everywhere(*results: Result) -> list[Result]:
+    """The same, run with one and four shards too, and killed once."""
+    for one in results:
+        one.checks = [{"parallelism": n, "equal": True} for n in (1, 4)]
+        one.crash = {"equal": True, "parallelism": 2}
+    return list(results)
+
+
 def test_the_summary_is_over_stateful_queries_that_both_ran() -> None:
     found = [
         result("q0", [900], {"hdfs 4": [1]}),
@@ -209,13 +219,16 @@ def test_the_summary_is_over_stateful_queries_that_both_ran() -> None:
         "checks": 3,
         "crashes_equal": 1,
         "crashes": 2,
-        "asked": "all equal, at least 3x in the median",
+        "asked": "all equal, with 1, 2 and 4 shards and after a crash, and at least 3x in the median",
         "met": False,
     }
     assert summary([])["median_ratio_stateful"] is None and not summary([])["met"]
-    assert summary([*found[:1], *found[2:5]])["met"]
-    assert not summary(found[:2])["met"], "2x are too few"
-    assert not summary([found[2], result("q7", [400], {}, theirs_equal=None)])["met"], "theirs is missing"
+    fast = [*found[:1], *found[2:5]]
+    assert not summary(fast)["met"], "not everywhere, and not all were killed"
+    assert summary(everywhere(*map(replace, fast)))["met"]
+    assert not summary(everywhere(*map(replace, found[:2])))["met"], "2x are too few"
+    lacking = [replace(found[2]), result("q7", [400], {}, theirs_equal=None)]
+    assert not summary(everywhere(*lacking))["met"], "theirs is missing"
     assert "| q7 | 2 | yes, crashed with 4: NO | 400 (4) | 100 (hdfs 4) | 4x |" in table(found)
     assert "| q3 | 2 | yes, with 1: yes, with 4: NO | 200 (4) |" in table(found)
     assert {"query", "equal", "ours", "theirs", "ratio", "stateful", "spread", "note"} <= asdict(
@@ -373,10 +386,10 @@ def test_parts_are_kept_together_as_long_as_nothing_else_has_changed(tmp_path: P
     plan = arguments(["--queries", "q5"])[0]
     report = {"machine": {"cores": 2}, "source": "abc", "plan": asdict(plan), "queries": [], "summary": {}}
     kept = Kept(tmp_path / "nexmark.json", dict(report))
-    benchmark._keep(kept, [result("q5", [600], {"hdfs 4": [100]})])
+    benchmark._keep(kept, everywhere(result("q5", [600], {"hdfs 4": [100]})))
     now = {**report, "plan": asdict(arguments(["--queries", "q3"])[0])}
     later = Kept(kept.file, {**now, "queries": benchmark.earlier(kept.file, now)})
-    benchmark._keep(later, [result("q3", [400], {"hdfs 4": [100]})])
+    benchmark._keep(later, everywhere(result("q3", [400], {"hdfs 4": [100]})))
     assert [r["query"] for r in later.results["queries"]] == ["q3", "q5"]
     assert later.results["summary"]["median_ratio_stateful"] == 5.0 and later.results["summary"]["met"]
     benchmark._keep(later, [result("q3", [200], {"hdfs 4": [100]})])

@@ -227,7 +227,7 @@ class Top(KeepingOperator):
                 f"The records have a column {body.rank!r} already.",
                 'Name another for the rank: rank="place".',
             )
-        ids = rows.ids({}, windows=True)
+        ids = rows.ids({}, windows=body.assigner is not None)
         table = {"id": ids}
         keys = [("id", "ascending")]
         for place, (name, up) in enumerate(zip(body.by, body.ascending, strict=True)):

@@ -217,12 +217,7 @@ class _SlidingWindows(_PaneWindows):
         kept = self._kept(work)
         assigner = self._body.assigner
         assert isinstance(assigner, Sliding)
-        passed = assigner.complete_by(work.after) != assigner.complete_by(work.before)
-        reach_us = (
-            assigner.reach_us + self._body.lateness_us if passed or self._overdue(work, assigner) else 0
-        )
-        wanted = kept.due(work.after + reach_us)
-        keys, count, panes, values, _, _ = self._update(work, wanted)
+        keys, count, panes, values, _, _ = self._update(work, self._wanted(work, kept, assigner))
         if not keys:
             return
         last, _ = last_of_panes(assigner, panes)
@@ -235,6 +230,25 @@ class _SlidingWindows(_PaneWindows):
         kept.stage(chosen, [pa.array(due[changed]), *(v.take(taken) for v in values)], gone[changed])
         work.state.check_memory()
         self._fire(work, assigner, keys, panes, touched, values)
+
+    def _wanted(self, work: Work, kept: ValueTable, assigner: Sliding) -> list[Any]:
+        """Panes that are forgotten now, and those of windows that have a result now.
+
+        Where nothing came for a window that has had its result, panes whose windows all had theirs are left alone:
+        they are only kept for late records, and there may be many.
+        """
+        lateness_us = self._body.lateness_us
+        furthest = work.after + assigner.reach_us + lateness_us
+        if self._overdue(work, assigner):
+            return kept.due(furthest)
+        found = kept.due(work.after)
+        if assigner.complete_by(work.after) != assigner.complete_by(work.before):
+            moved_us = (
+                assigner.reach_us - assigner.size_us
+            )  # by so much zone data may have moved an end since
+            low = max(work.after, work.before + lateness_us - moved_us)
+            found += kept.between(low + 1, furthest + 1)
+        return found
 
     def _overdue(self, work: Work, assigner: Sliding) -> bool:
         """Whether a record came for a window that has had its result."""

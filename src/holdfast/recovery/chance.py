@@ -153,6 +153,8 @@ class Prior(msgspec.Struct, frozen=True):
     """So many observations the noise is thought to be known from."""
     keep: float = 0.97
     """What an observation still weighs after the next."""
+    likely: bool = False
+    """Whether what is sought is near to most times, as a share of each, and not their mean: one that took very long hardly counts."""
 
 
 class Linear:
@@ -177,7 +179,8 @@ class Linear:
         Epochs that are all as large tell what such an epoch takes. If all else were forgotten meanwhile, what a
         record takes by itself would be forgotten too.
         """
-        weight = 1.0 / _squared(self._prior.noise * max(FLOOR_S, self.predict(features).mean, seconds / 3))
+        usual_s = seconds if self._prior.likely else max(self.predict(features).mean, seconds / 3)
+        weight = 1.0 / _squared(self._prior.noise * max(FLOOR_S, usual_s))
         faded = self._faded(features)
         size = range(len(features))
         self.seen = Seen(

@@ -253,6 +253,7 @@ class Learned:
         self.job_records = memory.job_records
         """The most records that a job of a replay reads: it takes so many jobs more."""
         self._families = {name: self._family(name, seen.get(ENVIRONMENT + name)) for name in FAMILIES}
+        self._likely = {name: self._family(name, seen.get(LIKELY + name), likely=True) for name in FAMILIES}
         self.known: dict[Fault, tuple[Linear, list[float], Notice, Guess, Guess]] = {}
         """Detection and environment of faults, and from what they are known: that changes with recoveries and starts only."""
         self.counts = dict(memory.counts)
@@ -271,7 +272,7 @@ class Learned:
         self._read.learn([1.0, float(size), float(files)], seconds)
         self.fetch = self._fetch(self.fetch.seen)
 
-    def _family(self, name: str, seen: Seen | None) -> Linear:
+    def _family(self, name: str, seen: Seen | None, *, likely: bool = False) -> Linear:
         """What faults of a family take: a driver's is thought to be like its starts, and executors as slow as theirs."""
         weights = list(FAMILIES[name].values())
         if name == "driver" and self._start.seen.count:
@@ -280,7 +281,13 @@ class Learned:
             weights[0] = max(weights[0], max(self._executors_s, default=0.0) + WITH_EXECUTORS[name])
         # What takes a part of a second is known less well, as a share.
         first = 0.25 if weights[0] > 1.0 else 1.0
-        return Linear(Prior(weights, [first, *[1.0] * (len(weights) - 1)], noise=0.15, df=6, keep=0.95), seen)
+        spreads = [first, *[1.0] * (len(weights) - 1)]
+        return Linear(Prior(weights, spreads, noise=0.15, df=6, keep=0.95, likely=likely), seen)
+
+    def _renew(self, name: str) -> None:
+        """Take over what is thought of a family by now."""
+        self._families[name] = self._family(name, self._families[name].seen)
+        self._likely[name] = self._family(name, self._likely[name].seen, likely=True)
 
     def memory(self) -> Memory:
         """As it is kept in a file."""
@@ -293,6 +300,7 @@ class Learned:
             "upload": self.upload.seen,
             "start": self._start.seen,
             **{ENVIRONMENT + name: model.seen for name, model in self._families.items()},
+            **{LIKELY + name: model.seen for name, model in self._likely.items()},
         }
         return Memory(
             seen,
@@ -322,6 +330,12 @@ class Learned:
         name, features = _PLACES[fault]
         return self._families[name].predict(features)
 
+    def likely_s(self, fault: Fault) -> float:
+        """How long it takes most times; where it sometimes takes far longer, that is less than the mean."""
+        name, features = _PLACES[fault]
+        models = self._likely if self._likely[name].seen.count else self._families
+        return models[name].predict(features).mean
+
     def family(self, fault: Fault) -> Linear:
         """By what its environment is known."""
         return self._families[_PLACES[fault][0]]
@@ -333,19 +347,20 @@ class Learned:
     def recovered(self, fault: Fault, environment_s: float) -> None:
         """Learn how long what died took to stand again."""
         name, features = _PLACES[fault]
-        self._families[name].learn(features, max(0.01, environment_s))
+        for models in (self._families, self._likely):
+            models[name].learn(features, max(0.01, environment_s))
         self.counts[fault.label] = self.times_seen(fault) + 1
 
     def started(self, seconds: float) -> None:
         """Learn how long a driver takes to start. That is no recovery yet: it tells about how long one takes, not how surely."""
         self._start.learn([1.0], seconds)
-        self._families["driver"] = self._family("driver", self._families["driver"].seen)
+        self._renew("driver")
 
     def executors_started(self, seconds: float) -> None:
         """Learn how long executors take to be there."""
         self._executors_s = [*self._executors_s, seconds][-_STARTS:]
         for name in WITH_EXECUTORS:
-            self._families[name] = self._family(name, self._families[name].seen)
+            self._renew(name)
 
     def replay_features(self, history: History, share: float = 1.0) -> list[float]:
         """What a replay's time is linear in: what its jobs and records would take as epochs, and its epochs.
@@ -359,6 +374,8 @@ class Learned:
 
 ENVIRONMENT = "environment."
 """What was seen of a family is kept under its name behind this."""
+LIKELY = "likely."
+"""And what is likely of it behind this."""
 _PLACES = {
     fault: (name, [1.0 if n == 0 or one is fault else 0.0 for n, one in enumerate(members)])
     for name, members in FAMILIES.items()
@@ -401,10 +418,13 @@ def environment(learned: Learned, fault: Fault, notice: Notice) -> Guess:
     """How long what died takes to stand again; a host that never comes back is waited for once, a driver's restart always."""
     fault = _like(fault, notice)
     guess = learned.environment(fault)
+    if fault is Fault.HOST:
+        guess = msgspec.structs.replace(guess, extra=guess.extra + max(0.0, notice.host_s - guess.mean))
+    # The estimate is what it takes most times; the bound stands on the mean and its spread, as ever.
+    likely_s = min(guess.mean, learned.likely_s(fault))
+    guess = msgspec.structs.replace(guess, mean=likely_s, extra=guess.extra + guess.mean - likely_s)
     if fault in OF_DRIVER:
         return msgspec.structs.replace(guess, mean=guess.mean + notice.restart_s)
-    if fault is Fault.HOST:
-        return msgspec.structs.replace(guess, extra=guess.extra + max(0.0, notice.host_s - guess.mean))
     return guess
 
 

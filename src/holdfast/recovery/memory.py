@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.faults.kinds import Fault
-from holdfast.recovery.estimate import ENVIRONMENT, Learned, Memory, Outcome, split
+from holdfast.recovery.estimate import ENVIRONMENT, LIKELY, Learned, Memory, Outcome, split
 
 MEMORY = "recovery.json"
 OUTCOMES = "recoveries"
@@ -48,7 +48,7 @@ def taught_by(memory: Memory, by: Memory) -> Memory:
     """
     seen = dict(memory.seen)
     for name, told in by.seen.items():
-        if name == "replay" or name.startswith(ENVIRONMENT):
+        if name == "replay" or name.startswith((ENVIRONMENT, LIKELY)):
             mine = seen.get(name)
             fits = mine is not None and len(mine.xy) == len(told.xy)
             seen[name] = mine.and_(told) if mine is not None and fits else told

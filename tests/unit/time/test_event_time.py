@@ -672,6 +672,8 @@ def test_a_watermark_that_is_no_time_is_an_error_with_the_operators_name(rule: h
     ("given", "says"),
     [
         ({"drift": "5s"}, "drift needs a group"),
+        ({"align": "g", "drift": -1}, "would hold every stream of the group back"),
+        ({"align": "g", "drift": dt.timedelta(seconds=-5)}, "would hold every stream of the group back"),
         ({"out_of_order": "5s", "watermark": hf.ascending()}, "two rules for one thing"),
         ({"watermark": lambda ms: ms}, "is no rule for watermarks"),
         ({"idle_after": 0}, "would leave every split out"),

@@ -137,6 +137,29 @@ def test_sliding_windows_are_the_same_however_few_panes_are_added_up_at_once(
     assert len(expected) > 60
 
 
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_sliding_windows_read_their_own_panes_and_not_all_that_are_kept_for_late_records(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    find = windowed._PaneWindows._find
+
+    def counting(self: Any, work: Any, keys: list[Any]) -> Any:
+        read.append(len(keys))
+        return find(self, work, keys)
+
+    monkeypatch.setattr(windowed._PaneWindows, "_find", counting)
+    epochs = [{"0": at(2 * e, k="a") + at(2 * e, k="b")} for e in range(60)]
+    found = {}
+    for lateness in ("0s", "1h"):
+        read.clear()
+        pipeline = counted(Script(epochs, bounded=False), window=hf.sliding("10s", "2s"), lateness=lateness)
+        result = hf.testing.run(pipeline, parallelism=1, backend=backend)
+        found[lateness] = sorted(map(str, result.rows("out")))
+        assert max(read[-20:]) <= 16, "ten of the windows that end, two that came, those that go"
+    assert found["0s"] == found["1h"]
+
+
 def test_what_a_session_costs_does_not_grow_with_those_that_are_kept() -> None:
     """Those that had their result stay for their lateness, each in its slot, and are not written again."""
     epochs = [{"0": at(10 * e, k="a") + at(10 * e, k="b")} for e in range(40)]
