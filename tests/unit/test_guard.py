@@ -301,13 +301,18 @@ def test_each_fault_for_which_it_can_no_longer_be_held_is_said_once(
     assert "after host" in second and "after executor-freeze" in second
 
 
-def test_what_the_log_says_of_a_deadline_explain_says_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["deadline", "1h"])
+def test_what_the_log_says_of_a_deadline_explain_says_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, policy: str
+) -> None:
     """State that was never backed up takes no time to load as it stands; a backup of it would, and that was judged."""
-    guard = guarded(tmp_path, deadline="70s")
-    sealed = Sealed("1", 1, 1000, 40 << 30, {}, 1)
+    guard = guarded(tmp_path, deadline="70s", checkpoint=policy)
+    guard.learned.reload = Known(0.05, 1e-12)  # of the host's own disk: only a lost host loads slowly
+    sealed = Sealed("1", 1, 1000, 4 << 30, {}, 1)
     large = Commit(1, 1, {"k": [ShardCommit(sealed, "h", "e")]}, {}, {}, records_in=10)
     guard.epoch_done(large, 0.1, clean=True, reloads=0, took=Took(), run_s=0.1)
-    assert not guard.decision.feasible
+    assert not guard.decision.feasible and guard.worst()[1] < 70
+    assert "can't be held: after host" in caplog.text and "Most of it is loading" in caplog.text
     guard.stop()
     memory = read_memory(tmp_path)
     assert memory is not None and memory.floor is not None and memory.situation is not None

@@ -351,10 +351,11 @@ class Guard:
             self.decision = msgspec.structs.replace(self.decision, pause=False, feasible=False)
             self._beyond = [_FAILING]
         self.forecast()
-        if not self._holds:
+        over = [] if self._holds else self._over()
+        if over:
             # Nobody backs up for the deadline's sake here: that it would be missed now is said all the same.
-            self._beyond = self._over()
-            self.decision = msgspec.structs.replace(self.decision, feasible=not self._beyond)
+            self._beyond = list(dict.fromkeys([*self._beyond, *over]))
+            self.decision = msgspec.structs.replace(self.decision, feasible=False)
         self._tell_feasible()
         return self.decision
 
@@ -468,8 +469,8 @@ class Guard:
             _log.warning("the deadline of %.0f s can be held again", self._settings.deadline_s)
             return
         failed = _FAILING in news
-        floor = self._floor()
-        there = floor if self._holds and not failed else self._forecast_for
+        passed = failed or (not self._holds and bool(self._over()))
+        there = self._forecast_for if passed else self._floor()
         told = explain(there, self.learned, self._notice, self._settings.confidence)
         if told is None:
             return
