@@ -215,8 +215,8 @@ class Guard:
         self._learn_recovery(took)
         if self._first_epoch is None:
             self._first_epoch, self._well_since_s = commit.epoch, now_s
-        elif self._episode is None and reloads and now_s - took_s - self._committed_s < _SPARK_ENDS_IDLE_S:
-            self._episode = Episode(Fault.WORKER_KILL, now_s - took_s, self._all_estimates(), within=True)
+        elif self._episode is None:
+            self._episode = self._repaired(commit, now_s - took_s, reloads)
         if self._episode is not None:
             self._recovered(commit, now_s, took, run_s, idle_s)
         elif self._committed_s:
@@ -231,6 +231,14 @@ class Guard:
         self.decide()
         self._write(commit, now_s, took_s)
         return self.decision
+
+    def _repaired(self, commit: Commit, began_s: float, reloads: int) -> Episode | None:
+        """The fault that Spark has repaired within an epoch's job, so that only where its shards ran tells of it; None: there was none."""
+        if self._standing.moved(commit):
+            return Episode(Fault.EXECUTOR_KILL, began_s, self._all_estimates(), within=True)
+        if reloads and began_s - self._committed_s < _SPARK_ENDS_IDLE_S:
+            return Episode(Fault.WORKER_KILL, began_s, self._all_estimates(), within=True)
+        return None
 
     def fault(self, fault: Fault, began_s: float) -> bool:
         """Something was noticed: the epoch under way is lost, or shards are. True if it was not known before."""

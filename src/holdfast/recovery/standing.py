@@ -105,6 +105,15 @@ class Standing:
         """How many epochs there were after this one."""
         return sum(1 for one, _, _ in self._epochs if one > epoch)
 
+    def moved(self, commit: Commit) -> bool:
+        """Whether an epoch ended on other executors than the one before it: they stay where they are while they live."""
+        before = {} if self._last is None else self._last.shards
+        return any(
+            was.executor != now.executor
+            for uid, shards in commit.shards.items()
+            for was, now in zip(before.get(uid, []), shards, strict=False)
+        )
+
     @property
     def last_new_bytes(self) -> int:
         """What the last epoch changed."""
