@@ -92,6 +92,26 @@ def ways(*, lags: tuple[int, ...] = (0, 9, 200)) -> st.SearchStrategy[Way]:
     )
 
 
+HARD = Way(
+    seed=3,
+    splits=3,
+    per_step=6,
+    disorder=9,
+    lag=9,
+    silent=0.5,
+    holds=True,
+    idle_after="1s",
+    declares=False,
+    parallelism=2,
+    backend="rocksdb",
+    dies_in=3,
+    lost=frozenset({0, 1}),
+    away_ms=60_000,
+    checkpoint="never",
+)
+"""All at once, for what must not be left to be drawn: silences, late records, a death that takes all state, RocksDB."""
+
+
 # Arrival
 
 

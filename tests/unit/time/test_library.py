@@ -8,12 +8,12 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.errors import PipelineError, SchemaError, UserCodeError
-from tests.arrivals import Run, Way, ran, ways
+from tests.arrivals import HARD, Run, Way, ran, ways
 from tests.unit.time.test_event_time import Script, at
 from tests.unit.time.test_joins import dense
 
@@ -31,7 +31,13 @@ def events(values: list[Any]) -> Any:
     return found.map(lambda rows: [(k, abs(t), v) for k, t, v in rows])
 
 
-EVENTS = events([None, *range(-4, 5)])
+def gathered(values: list[Any]) -> list[tuple[Any, int, Any]]:
+    """Events that are not left to be drawn."""
+    return [(k, abs(t), v) for k, t, v in dense(1, 45, ["a", "b", None], values)]
+
+
+VALUES = [None, *range(-4, 5)]
+EVENTS = events(VALUES)
 ARRIVED = pa.schema([*SCHEMA, ("i", pa.int64()), ("clock", pa.int64()), ("epoch", pa.int64())])
 
 
@@ -81,6 +87,7 @@ def held(result: hf.testing.Result) -> list[int]:
 
 
 @QUICK
+@example(found=gathered(VALUES), way=HARD)
 @given(found=EVENTS, way=ways())
 def test_one_record_of_each_key_passes_the_first_that_came(found: Any, way: Way) -> None:
     run = ran(way, {"e": rows_of(found)}, SCHEMA, lambda s: s.deduplicate("x"))
@@ -103,6 +110,7 @@ PASSED = """
 
 
 @QUICK
+@example(found=gathered(VALUES), way=HARD, within=9)
 @given(found=EVENTS, within=st.sampled_from([1, 9, 200]), way=ways())
 def test_a_key_may_pass_again_when_its_time_is_over(found: Any, within: int, way: Way) -> None:
     run = ran(way, {"e": rows_of(found)}, SCHEMA, lambda s: s.deduplicate("x", within=within), "late")
@@ -161,6 +169,7 @@ BEST = """
 
 @pytest.mark.parametrize("kind", WINDOWS)
 @QUICK
+@example(found=gathered(VALUES), way=HARD, n=2, ascending=True)
 @given(found=EVENTS, n=st.integers(1, 4), ascending=st.booleans(), way=ways())
 def test_the_best_of_each_window_are_what_sql_says(
     kind: str, found: Any, n: int, ascending: bool, way: Way
@@ -181,6 +190,7 @@ def test_the_best_of_each_window_are_what_sql_says(
 
 
 @QUICK
+@example(found=gathered(VALUES), way=HARD, ups=(True, False))
 @given(found=EVENTS, ups=st.tuples(st.booleans(), st.booleans()), way=ways())
 def test_of_several_columns_the_next_decides_where_one_does_not(
     found: Any, ups: tuple[bool, bool], way: Way
@@ -196,6 +206,7 @@ def test_of_several_columns_the_next_decides_where_one_does_not(
 
 
 @QUICK
+@example(found=gathered(VALUES), way=HARD, n=2, ascending=False, ties="last")
 @given(
     found=EVENTS,
     n=st.integers(1, 4),
@@ -309,6 +320,7 @@ FOLLOWED = """
 
 
 @QUICK
+@example(found=gathered([1, 1, 2, 2, 3, 4]), within=15, without=True, way=HARD)
 @given(
     found=events([1, 1, 2, 2, 3, 4]),
     within=st.sampled_from([1, 15, 100]),

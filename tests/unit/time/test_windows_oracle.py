@@ -11,12 +11,12 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.time.units import MIN_TIME
-from tests.arrivals import Run, Way, ran, ways
+from tests.arrivals import HARD, Run, Way, ran, ways
 
 Row = dict[str, Any]
 Results = list[tuple[Any, ...]]
@@ -269,6 +269,7 @@ def check(
 
 @pytest.mark.parametrize("name", KINDS)
 @QUICK
+@example(found=dense(1, 45), way=HARD, allowed=8)
 @given(found=EVENTS, way=ways(), allowed=ALLOWED)
 def test_windows_are_what_sql_says_of_what_was_not_late(
     name: str, found: list[tuple[Any, int, int]], way: Way, allowed: int
@@ -285,6 +286,7 @@ def test_windows_are_what_sql_says_of_what_was_not_late(
 
 @pytest.mark.parametrize("name", ["session", "session, dynamic"])
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@example(found=dense(1, 45), way=HARD, allowed=8)
 @given(found=EVENTS, way=ways(lags=(0, 9)), allowed=ALLOWED)
 def test_sessions_are_those_of_all_events_wherever_epochs_were_cut(
     name: str, found: list[tuple[Any, int, int]], way: Way, allowed: int
@@ -298,6 +300,7 @@ def test_sessions_are_those_of_all_events_wherever_epochs_were_cut(
 
 
 @QUICK
+@example(found=dense(1, 45), way=HARD)
 @given(found=EVENTS, way=ways())
 def test_a_global_window_has_all_records_of_a_key(found: list[tuple[Any, int, int]], way: Way) -> None:
     kind = Kind(hf.global_window, "select *, null as s, null as e from events")
@@ -325,6 +328,7 @@ UNSEEN = "select coalesce(sum(n), 0)::bigint from (select count(*) % {size} as n
 
 @pytest.mark.parametrize("name", ["tumbling, offset", "sliding, uneven and offset"])
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@example(found=dense(1, 45), way=HARD, size=2, purging=True)
 @given(found=EVENTS, way=ways(), size=st.integers(1, 4), purging=st.booleans())
 def test_a_count_fires_for_the_records_that_sql_says(
     name: str, found: list[tuple[Any, int, int]], way: Way, size: int, purging: bool
@@ -349,23 +353,7 @@ def test_a_count_fires_for_the_records_that_sql_says(
 
 @pytest.mark.parametrize("backend", ["heap", "rocksdb"])
 def test_silence_and_death_are_not_only_drawn(backend: str) -> None:
-    way = Way(
-        seed=3,
-        splits=3,
-        per_step=6,
-        disorder=9,
-        lag=9,
-        silent=0.5,
-        holds=True,
-        idle_after="1s",
-        declares=False,
-        parallelism=2,
-        backend=backend,
-        dies_in=3,
-        lost=frozenset({0, 1}),
-        away_ms=60_000,
-        checkpoint="never",
-    )
+    way = dataclasses.replace(HARD, backend=backend)
     events = [{"k": k, "at": t, "v": v, "n": n, "t": t} for n, (k, t, v) in enumerate(dense(1, 45))]
     runs = [
         ran(one, {"e": events}, SCHEMA, aggregate(hf.tumbling("10s"), 0), "late")
