@@ -7,6 +7,8 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pyarrow as pa
@@ -20,6 +22,7 @@ from holdfast.cli.app import main
 from holdfast.errors import ConfigError, EngineError
 from holdfast.faults import chaos
 from holdfast.faults.chaos import draw, parse_faults
+from holdfast.faults.cluster import Cluster
 from holdfast.faults.compare import (
     Verdict,
     beginnings,
@@ -32,7 +35,7 @@ from holdfast.faults.compare import (
 from holdfast.faults.experiment import Struck, StuckError
 from holdfast.faults.kinds import Fault
 from holdfast.faults.standins import into_folders
-from holdfast.faults.victims import Nobody, chosen, holding
+from holdfast.faults.victims import Nobody, Victims, Worker, chosen, holding
 from holdfast.io.base import Range
 from holdfast.io.place import Part, merged_name, part_name
 from holdfast.log.journal import Journal
@@ -49,11 +52,39 @@ def test_the_same_seed_draws_the_same_faults_and_moments() -> None:
 def test_a_host_to_which_no_shard_has_come_back_holds_no_state() -> None:
     """A drill struck it, and compared a recovery in no time with the forecast for state that is lost."""
     sealed = Sealed("7-a", 0, 10, 10, {}, 1)
-    at = [ShardCommit(sealed, f"127.0.0.{n}:/c/host{n - 1}/state", "0") for n in (2, 2)]
+    at = [
+        ShardCommit(sealed, f"127.0.0.{n}:/c/host{n - 1}/state", "0", str(pid)) for n, pid in ((2, 8), (2, 9))
+    ]
     roots = ["/c/host0/state", "/c/host1/state"]
-    assert holding(Commit(7, 1, {"tiles": at}, {}, {}), roots) == [1]
-    both = [at[0], ShardCommit(sealed, "127.0.0.1:/c/host0/state", "1")]
-    assert holding(Commit(7, 1, {"tiles": at, "vehicles": both}, {}, {}), roots) == [0, 1]
+    assert holding(Commit(7, 1, {"tiles": at}, {}, {}), roots) == {(1, "8"), (1, "9")}
+    both = [at[0], ShardCommit(sealed, "127.0.0.1:/c/host0/state", "1", "7")]
+    found = holding(Commit(7, 1, {"tiles": at, "vehicles": both}, {}, {}), roots)
+    assert found == {(0, "7"), (1, "8"), (1, "9")}
+
+
+def test_a_worker_of_a_shards_slot_that_does_not_hold_it_is_not_struck(tmp_path: Path) -> None:
+    """It was left where the shard had run for a moment, and freezing it was compared with the forecast for one that is needed."""
+    homes = ["127.0.0.1:/c/host0", "127.0.0.2:/c/host1"]
+    cluster = SimpleNamespace(
+        hosts=range(2), host=lambda n: f"127.0.0.{n + 1}", state_root=lambda n: f"/c/host{n}"
+    )
+    journal = Journal.at(tmp_path)
+    shard = ShardCommit(Sealed("1-a", 0, 10, 10, {}, 1), homes[1], "0", "22")
+    journal.take()
+    journal.put_commit(Commit(1, journal.generation, {"vehicles": [shard]}, {}, {}))
+    left, holds = (
+        Worker(SimpleNamespace(pid=pid), "vehicles-0", f"127.0.0.{n}") for n, pid in ((1, 22), (2, 22))
+    )
+    upload = Worker(SimpleNamespace(pid=23), "upload", "127.0.0.2")
+    victims = Victims(cast(Cluster, cluster), tmp_path)
+    victims.workers = lambda: [left, holds, upload]  # type: ignore[method-assign]
+    assert {victims.aim(Fault.WORKER_FREEZE, share / 9).victim for share in range(10)} == {
+        str(left),
+        str(holds),
+        str(upload),
+    }
+    victims.shards_only = True
+    assert {victims.aim(Fault.WORKER_FREEZE, share / 9).victim for share in range(10)} == {str(holds)}
 
 
 def test_every_kind_of_fault_comes_about_equally_often() -> None:

@@ -200,6 +200,26 @@ def test_an_estimate_counts_a_usual_epoch_and_a_bound_the_largest(planned: int, 
     assert as_usual.recomputing.mean == pytest.approx(counted)
 
 
+def test_an_estimate_counts_epochs_as_they_are_of_late_and_a_bound_as_they_have_been() -> None:
+    """After a driver's start they are slow; that stays in the mean long after they are fast again."""
+    learned, fast = Learned(), Learned()
+    for took_s in [*[1.2] * 20, *[0.5] * 5]:
+        learned.ran(50_000, took_s)
+        fast.epoch.learn([1.0, 50_000.0], took_s)
+    there = Situation(planned=50_000)
+    late, mean = (estimate(Fault.WORKER_KILL, there, known, NOTICE) for known in (learned, fast))
+    assert late.recomputing.mean == pytest.approx(0.5, rel=0.2) and mean.recomputing.mean > 0.8
+    assert late.bound(SURE) == pytest.approx(mean.bound(SURE))
+    kept = Learned(learned.memory())
+    assert estimate(Fault.WORKER_KILL, there, kept, NOTICE).sum.mean == pytest.approx(late.sum.mean)
+    for _ in range(5):
+        learned.ran(50_000, 3.0)
+    slow = estimate(Fault.WORKER_KILL, there, learned, NOTICE)
+    assert slow.recomputing.mean == pytest.approx(learned.epoch.predict([1.0, 50_000.0]).mean), (
+        "never over it"
+    )
+
+
 def test_only_a_lost_host_depends_on_history() -> None:
     long = Situation(History(500, 10**6), 100, 10**9)
     short = msgspec.structs.replace(long, history=History())

@@ -579,7 +579,7 @@ def test_only_who_holds_the_deadline_pauses_for_it(tmp_path: Path, policy: str) 
     assert guard.decision.pause and guard.pauses == (policy == "deadline")
     assert guard.cut == (guard.decision.limit if policy == "deadline" else None)
     host = next(e for e in guard.estimates if e.fault is Fault.HOST)
-    planned_s = host.recomputing.parts[1].mean
+    planned_s = host.recomputing.parts[1].bound(0.5)
     assert planned_s == pytest.approx(0.05 if policy == "deadline" else 10.05, rel=0.05)
 
 
@@ -609,7 +609,8 @@ def test_an_epoch_that_is_larger_than_those_before_it_is_counted_as_soon_as_it_b
     guard.planned(2000)
     assert guard.worst()[1] == pytest.approx(before_s + 10.0, abs=1.0)
     planned_s = guard.worst()[0].recomputing.parts[-1].mean
-    assert planned_s == pytest.approx(20.05, rel=0.01), "the estimate counts it too: it is under way"
+    lately = guard.learned.lately  # its epochs take far less than it is made to believe
+    assert planned_s == pytest.approx(20.05 * lately, rel=0.01), "the estimate counts it too: it is under way"
     done(guard, 4)
     assert guard._standing.situation.planned == 1000, "and no longer than it is"
 

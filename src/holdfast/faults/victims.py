@@ -27,7 +27,6 @@ Deed = Callable[[Sequence[psutil.Process]], None]
 
 _EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 _DAEMONS = {"pyspark.daemon", "holdfast.engine.daemon"}
-_UPLOAD = "upload"
 _CHECK = "check"
 """The slot that tries the doors at a start, and does nothing afterwards."""
 
@@ -123,7 +122,10 @@ class Victims:
         return _AIMS[fault](self, share)
 
     def _worker(self, share: float, do: Deed) -> Aim:
-        living = [w for w in self.workers() if not self.shards_only or w.slot not in ("", _UPLOAD)]
+        living = self.workers()
+        if self.shards_only:
+            holders = self._holders()
+            living = [w for w in living if (w.host, str(w.process.pid)) in holders]
         worker = chosen(living, share)
         return Aim(str(worker), lambda: do([worker.process]))
 
@@ -151,9 +153,16 @@ class Victims:
         hosts = list(self._cluster.hosts)
         if not self.shards_only:
             return hosts
+        return sorted({number for number, _ in self._holding()}) or hosts
+
+    def _holders(self) -> set[tuple[str, str]]:
+        """The workers that hold a shard: host and process. One of its slot elsewhere, from before it moved, does not."""
+        return {(self._cluster.host(number), pid) for number, pid in self._holding()}
+
+    def _holding(self) -> set[tuple[int, str]]:
         journal = Journal.at(self._directory)
-        roots = [str(self._cluster.state_root(number)) for number in hosts]
-        return holding(journal.commit(journal.last_epoch()), roots) or hosts
+        roots = [str(self._cluster.state_root(number)) for number in self._cluster.hosts]
+        return holding(journal.commit(journal.last_epoch()), roots)
 
     def _application(self, share: float) -> Aim:
         driver, executors = self.driver(), self.executors()
@@ -161,14 +170,14 @@ class Victims:
         return Aim(name, lambda: kill([*driver, *(e.process for e in executors)]))
 
 
-def holding(commit: Commit | None, roots: Sequence[str]) -> list[int]:
-    """Which hosts, by their numbers, hold state after an epoch. A home is named by its host and its state's root.
+def holding(commit: Commit | None, roots: Sequence[str]) -> set[tuple[int, str]]:
+    """Who holds state after an epoch: hosts by their numbers, each with a process. A home is named by its host and its state's root.
 
     >>> holding(None, ["/a", "/b"])
-    []
+    set()
     """
     shards = [] if commit is None else [s for of in commit.shards.values() for s in of]
-    return [n for n, root in enumerate(roots) if any(shard.host.endswith(root) for shard in shards)]
+    return {(n, s.worker) for n, root in enumerate(roots) for s in shards if s.host.endswith(root)}
 
 
 def kill(processes: Sequence[psutil.Process]) -> None:

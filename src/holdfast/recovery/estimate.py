@@ -12,13 +12,15 @@ not cover is said in docs/guarantees.md: two faults at once, a damaged checkpoin
 
 from __future__ import annotations
 
+import collections
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from holdfast.faults.kinds import Fault
-from holdfast.recovery.chance import Guess, Linear, Prior, Seen, Sum
+from holdfast.recovery.chance import FLOOR_S, Guess, Linear, Prior, Seen, Sum
 from holdfast.recovery.replay import MAX_EPOCHS, MAX_RECORDS
 
 CONFIDENCE = 0.999
@@ -202,6 +204,8 @@ WITH_EXECUTORS = {"executor": 0.0, "frozen executor": -2.0, "host": 4.0}
 """What these families take at least, beyond the start of executors: it counts where those are slow to start."""
 _BUSY_KEEP = 0.95
 """What the computing of an epoch still weighs after the next."""
+_LATELY = 5
+"""So many epochs tell how long they take just now."""
 _STARTS = 5
 """So many starts of executors are remembered; the slowest counts."""
 
@@ -227,6 +231,8 @@ class Memory(msgspec.Struct, frozen=True):
     """From a context's start until its executors were there, the last few times."""
     backlog: int = 0
     """How much waited when all was well."""
+    lately: float = 1.0
+    """What the last epochs took, as a share of what they take in the mean."""
     busy: tuple[float, float] = (0.0, 0.0)
     """Seconds that tasks computed, and records, of recent epochs."""
     job_records: int = MAX_RECORDS
@@ -250,6 +256,9 @@ class Learned:
         self._executors_s = list(memory.executors_s)
         self.largest = memory.largest
         self._busy = memory.busy
+        self.lately = memory.lately
+        """What epochs take just now, as a share of their mean, in which the slow first ones of a driver count for long; at most 1."""
+        self._lately: collections.deque[float] = collections.deque(maxlen=_LATELY)
         self.job_records = memory.job_records
         """The most records that a job of a replay reads: it takes so many jobs more."""
         self._families = {name: self._family(name, seen.get(ENVIRONMENT + name)) for name in FAMILIES}
@@ -308,9 +317,17 @@ class Learned:
             dict(self.counts),
             largest=self.largest,
             executors_s=self._executors_s,
+            lately=self.lately,
             busy=self._busy,
             job_records=self.job_records,
         )
+
+    def ran(self, records: int, seconds: float) -> None:
+        """Learn what an epoch took, and how that compares with others."""
+        features = [1.0, float(records)]
+        self._lately.append(seconds / max(FLOOR_S, self.epoch.predict(features).mean))
+        self.lately = min(1.0, statistics.median(self._lately))
+        self.epoch.learn(features, seconds)
 
     def computed(self, seconds: float, records: int) -> None:
         """Learn for how long the tasks of an epoch computed, the slowest of each stage."""
@@ -401,11 +418,12 @@ def loading(learned: Learned, fault: Fault, situation: Situation) -> Guess:
 
 
 def planning(learned: Learned, situation: Situation) -> Guess:
-    """How long the epoch takes that was planned: an estimate counts a usual one, a bound the largest."""
+    """How long the epoch takes that was planned: an estimate counts a usual one as of late, a bound the largest."""
     largest = learned.epoch.predict([1.0, float(situation.planned)])
-    if situation.usual is None or situation.usual >= situation.planned:
-        return largest
-    usual_s = learned.epoch.predict([1.0, float(situation.usual)]).mean
+    usual_s = largest.mean
+    if situation.usual is not None and situation.usual < situation.planned:
+        usual_s = learned.epoch.predict([1.0, float(situation.usual)]).mean
+    usual_s *= learned.lately
     return msgspec.structs.replace(largest, mean=usual_s, extra=largest.mean - usual_s)
 
 

@@ -211,7 +211,7 @@ class Guard:
         if (
             clean and commit.records_in > 0 and self._first_epoch is not None
         ):  # the first one waits for workers
-            self.learned.epoch.learn([1.0, float(commit.records_in)], took_s)
+            self.learned.ran(commit.records_in, took_s)
         self._learn_recovery(took)
         if self._first_epoch is None:
             self._first_epoch, self._well_since_s = commit.epoch, now_s
