@@ -344,7 +344,9 @@ def fewest(size: Size, home: Path) -> list[Case]:
     if not last["fewest"]:
         why = "nobody holds it without pausing" if last["fewest"] is None else "it needs no backup"
         raise SideFailed(f"a deadline of {last['deadline_s']:g} s over this run, by what was learned: {why}")
-    value = last["backups"] / last["fewest"]
+    # The fewest are under the bound as it was known in the end, by which the run could not go yet: the policy is held
+    # against them under that bound too, and what is more counts.
+    value = max(last["backups"], last["simulated"]) / last["fewest"]
     met = value <= 1.2 and last["backups"] >= least
     return [Case("clairvoyant", value, "x the fewest backups", "1.2", met, detail={"tried": tried})]
 
