@@ -23,7 +23,7 @@ BASE_BYTES = 4 << 30
 """What a cluster of processes takes without any state: six JVMs and their Python workers."""
 HEAP_COPIES = 2.5
 """How often state is there in memory, with what changes it."""
-DISK_COPIES = {"heap": 5.0, "rocksdb": 9.0}
+DISK_COPIES = {"heap": 5.0, "rocksdb": 6.0}
 """And on disk, as versions, checkpoints and replays. With RocksDB seven and a half were seen to be too few; nine is a guess."""
 
 

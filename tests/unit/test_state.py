@@ -282,6 +282,49 @@ def test_a_new_base_is_there_for_a_worker_that_starts_right_after_it(
     assert any(p.name.startswith("b-") for p in tmp_path.iterdir())
 
 
+def test_what_was_replaced_leaves_the_disk_at_once(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state that is filled fast replaces several times its size in the time of a grace."""
+    monkeypatch.setattr("holdfast.state.rocksdb.BASE_AFTER_DELTAS", 3)
+    shard = Shard(backend, tmp_path)
+    made = set()
+    for i in range(60):
+        shard.write(total={f"k{i}": float(i)})
+        shard.state.settle()
+        there = {p.name for p in tmp_path.iterdir() if p.name[0] in "mb"}
+        made |= there
+        named = Folder(tmp_path).manifest(shard.committed)
+        assert named is not None
+        # The one before, one that is yet to be named, and what each worker that ended left without a name.
+        assert len(there - named.names()) <= 2 + (i + 1) // 20
+        if i % 20 == 19:
+            shard.restart()
+    assert len(made) > 8
+    shard.state.close()
+
+
+def test_a_base_of_unknown_origin_gets_a_grace_and_one_that_was_replaced_does_not(tmp_path: Path) -> None:
+    for name in ("b-00000001-a", "b-00000002-b", "b-00000002-stray", "b-00000001-old"):
+        (tmp_path / name).mkdir()
+    os.utime(tmp_path / "b-00000001-old", (1, 1))
+    folder = Folder(tmp_path)
+    first = Manifest("00000001-1", 1, [], ["n"], {}, base="b-00000001-a")
+    second = Manifest("00000002-1", 2, [], ["n"], {}, base="b-00000001-a")
+    rebased = Manifest("00000002-1", 2, [], ["n"], {}, base="b-00000002-b")
+    for manifest in (first, second, rebased):
+        folder.write_manifest(manifest)
+    folder.collect(rebased, keeping=[second.stamp])  # who uploads it may have read the manifest before that
+    assert (tmp_path / "b-00000001-a").exists()
+    assert not (tmp_path / "b-00000001-old").exists()
+    folder.collect(rebased)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "b-00000002-b",
+        "b-00000002-stray",
+        "v-00000002-1.json",
+    ]
+
+
 WRITES = st.dictionaries(
     st.sampled_from("abcdef"),
     st.one_of(

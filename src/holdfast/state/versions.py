@@ -68,6 +68,8 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._named: dict[str, set[str]] = {}
+        """What the manifests of each version have named, since files were last deleted here. They have an owner."""
 
     def write_delta(self, name: str, tables: dict[str, pa.Table]) -> DeltaFile:
         """Write a delta under a name that is ours alone."""
@@ -83,6 +85,7 @@ class Folder:
         temporary = self.path / f".v-{manifest.stamp}.{secrets.token_hex(4)}"
         temporary.write_bytes(msgspec.json.encode(manifest))
         os.replace(temporary, self.path / f"v-{manifest.stamp}.json")
+        self._note(manifest)
 
     def has(self, stamp: str) -> bool:
         """Whether this host has a version."""
@@ -126,12 +129,18 @@ class Folder:
         """Delete what no version from the committed one on can need, nor those that are being uploaded.
 
         Only what belongs to earlier epochs goes, or to losers of the committed one: an attempt of a later
-        epoch may be writing here right now. Merged files of unknown origin get a grace.
+        epoch may be writing here right now. Merged files and bases that no manifest seen here has named get a
+        grace: somebody may have made them a moment ago. Those that one has named, and that are replaced, go at
+        once; a state that is filled fast replaces several times its size in minutes.
         """
-        keep = set(own)
-        for manifest in (committed, *map(self.manifest, keeping)):
-            if manifest is not None:
-                keep |= manifest.names()
+        self._note(committed)
+        keep = {*own, *committed.names()}
+        for stamp in keeping:
+            # Its manifest may name other files by now; whoever uploads it may have read the one before.
+            manifest = self.manifest(stamp)
+            keep |= self._named.get(stamp, set()) | (set() if manifest is None else manifest.names())
+        known = set[str]().union(*self._named.values())
+        self._named = {s: n for s, n in self._named.items() if s == committed.stamp or s in keeping}
         now = time.time()
         for name in os.listdir(self.path):
             if name.startswith("."):
@@ -141,9 +150,16 @@ class Folder:
             if name in keep or epoch is None or epoch > committed.epoch:
                 continue
             with contextlib.suppress(OSError):
-                if name[0] in "mb" and now - os.stat(self.path / name).st_mtime < MERGED_GRACE_S:
+                if (
+                    name[0] in "mb"
+                    and name not in known
+                    and not _older(self.path / name, now, MERGED_GRACE_S)
+                ):
                     continue
                 _remove(self.path / name)
+
+    def _note(self, manifest: Manifest) -> None:
+        self._named[manifest.stamp] = self._named.get(manifest.stamp, set()) | manifest.names()
 
 
 def _epoch_of(name: str) -> int | None:
@@ -156,8 +172,12 @@ def _epoch_of(name: str) -> int | None:
 def _sweep(path: Path, now: float) -> None:
     """Remove what somebody began to write, or to fetch, and was killed over long ago."""
     with contextlib.suppress(OSError):
-        if now - os.stat(path).st_mtime > ABANDONED_S:
+        if _older(path, now, ABANDONED_S):
             _remove(path)
+
+
+def _older(path: Path, now: float, age_s: float) -> bool:
+    return now - os.stat(path).st_mtime > age_s
 
 
 def _remove(path: Path) -> None:
