@@ -208,7 +208,8 @@ def throughput(size: Size, home: Path) -> list[Case]:
         shutil.rmtree(folder)
     ratios = [ratio for run in runs for ratio in beside(run["blocks"])]
     apart = [run["on_s"] / run["backups"] for run in runs if run["backups"]]
-    more = {"deadline_s": deadline_s, "tried": tried, "runs": runs}
+    epochs = [epoch for run in runs for epoch in run.pop("turn_epochs")]
+    more = {"deadline_s": deadline_s, "tried": tried, "profile": profile(epochs), "runs": runs}
     return [throughput_case(ratios, apart, paused_share(runs), more)]
 
 
@@ -218,9 +219,29 @@ def paused_share(runs: Sequence[dict[str, Any]]) -> float:
     return float(paused_s / (paused_s + sum(run["on_s"] for run in runs)))
 
 
-DUE = 0.95
+def profile(epochs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """What an epoch took at the median, and of the processors on average, by whether backups were on and one under way."""
+    kinds: dict[str, list[dict[str, Any]]] = {"off": [], "on": [], "beside a backup": []}
+    for epoch in epochs:
+        if epoch["on"] or not epoch["beside"]:  # what is left over from the turn before counts for none
+            kinds["beside a backup" if epoch["beside"] else "on" if epoch["on"] else "off"].append(epoch)
+    whose = [name for name in WHO if any(name in epoch for epoch in epochs)]
+    return {
+        kind: {
+            "epochs": len(of),
+            "s": round(statistics.median(e["s"] for e in of), 4),
+            **{name: round(statistics.mean(e.get(name, 0.0) for e in of), 4) for name in whose},
+        }
+        for kind, of in kinds.items()
+        if of
+    }
+
+
+WHO = ("workers", "java", "driver", "uploader", "stolen", "disk")
+"""By whom processors are taken: Python workers, Spark, the driver's Python, uploads; another machine; waits for a disk."""
+DUE = 1.0
 """By so much of the time from one turn with backups to the next is one due: what is due long before they are on again makes
-intake pause, and what is due long after falls into the turn without them."""
+intake pause, as it would not have to if they had not been off, and what is due long after falls into the turn without them."""
 
 
 def deadline_of_turns(learned: Path, size: Size) -> float:
@@ -340,15 +361,21 @@ def fewest(size: Size, home: Path) -> list[Case]:
         # Now it is known better what backups do to this run.
         learned, wanted = folder / "dir", WANTED_BACKUPS * size.traced_epochs / FULL.traced_epochs
         aim *= corrected(wanted / max(1, found["backups"]))
-    last = tried[-1]
+    return [fewest_case(tried[-1], least, {"tried": tried})]
+
+
+def fewest_case(last: dict[str, Any], least: float, more: dict[str, Any]) -> Case:
+    """The figure of a run; it counts only with enough backups.
+
+    The fewest are under the bound as it was known in the end, by which the run could not go yet: the policy is held
+    against them under that bound too, and what is more counts.
+    """
     if not last["fewest"]:
         why = "nobody holds it without pausing" if last["fewest"] is None else "it needs no backup"
         raise SideFailed(f"a deadline of {last['deadline_s']:g} s over this run, by what was learned: {why}")
-    # The fewest are under the bound as it was known in the end, by which the run could not go yet: the policy is held
-    # against them under that bound too, and what is more counts.
     value = max(last["backups"], last["simulated"]) / last["fewest"]
     met = value <= 1.2 and last["backups"] >= least
-    return [Case("clairvoyant", value, "x the fewest backups", "1.2", met, detail={"tried": tried})]
+    return Case("clairvoyant", value, "x the fewest backups", "1.2", met, detail=more)
 
 
 def history(size: Size, home: Path) -> list[Case]:
@@ -441,6 +468,9 @@ def run(argv: list[str]) -> None:
         return
     for line in lines([Case(**case) for case in cases]):
         print(line)
+    for case in results["throughput"]:
+        for kind, found in case["detail"]["profile"].items():
+            print(f"  epochs {kind:16} " + "  ".join(f"{name} {value:g}" for name, value in found.items()))
     for failed in results["failed"]:
         print(f"{failed['phase']:18} failed: {failed['why']}")
 

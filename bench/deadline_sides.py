@@ -8,6 +8,7 @@ backups are made as asked during eight epochs, and none during the next eight, i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import shutil
@@ -15,6 +16,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 import holdfast as hf
 from bench import pipelines
@@ -47,6 +50,10 @@ class Blocks:
         self.paused_s = 0.0
         """Intake may pause when backups are on again, since history has grown without them: in no turn's seconds, and
         told apart, so that it can be charged to all of them."""
+        self.epochs: list[dict[str, Any]] = []
+        """Each epoch of a turn: whether backups were on and one under way, and what everybody took of the processors."""
+        self._beside = False
+        self._spent = Spent()
 
     def paused(self, seconds: float) -> None:
         """Intake was paused."""
@@ -58,6 +65,9 @@ class Blocks:
         now_s = time.perf_counter()
         if self.found:
             on, read, seconds = self.found[-1]
+            beside = self._beside or coordinator.pending_epoch is not None
+            took = {"on": on, "beside": beside, "records": records, "s": now_s - self._last_s}
+            self.epochs.append(took | self._spent.since_last())
             if self._spilled:
                 self.spilled += 1
             else:
@@ -67,8 +77,44 @@ class Blocks:
             self._on = not self._on
             coordinator._policy = self._policy if self._on else Never()
             self.found.append((self._on, 0, 0.0))
-        self._spilled = not self._on and coordinator.pending_epoch is not None
+        self._beside = coordinator.pending_epoch is not None
+        self._spilled = not self._on and self._beside
+        if not self.epochs:
+            self._spent.since_last()
         self._last_s = now_s
+
+
+class Spent:
+    """Seconds of the processors, by who took them, and those in which none could be had or a disk was waited for."""
+
+    def __init__(self) -> None:
+        self._before: dict[Any, float] = {}
+
+    def since_last(self) -> dict[str, float]:
+        """Since the last call."""
+        before, self._before = self._before, self._now()
+        spent: dict[str, float] = {}
+        for key, seconds in self._before.items():
+            who = key[0]
+            spent[who] = spent.get(who, 0.0) + seconds - before.get(key, 0.0)
+        return {who: round(seconds, 3) for who, seconds in spent.items()}
+
+    def _now(self) -> dict[Any, float]:
+        found: dict[Any, float] = {}
+        for process in (own := psutil.Process(), *own.children(recursive=True)):
+            with contextlib.suppress(psutil.Error), process.oneshot():
+                who = "driver" if process == own else _role(process)
+                times = process.cpu_times()
+                found[who, process.pid] = times.user + times.system
+        machine = psutil.cpu_times()
+        found["stolen", 0], found["disk", 0] = machine.steal, machine.iowait
+        return found
+
+
+def _role(process: psutil.Process) -> str:
+    if process.name() == "java":
+        return "java"
+    return "uploader" if process.nice() >= 5 else "workers"  # uploads are nice to shards
 
 
 def measure(
@@ -79,7 +125,8 @@ def measure(
     `faults`: so many are forecast; 0: those of local mode. `block`: backups are on for so many epochs, then off for as many.
     """
     source = pipelines.Growing(keys, fill_epoch=min(keys, 500_000), epoch=records, epochs=epochs)
-    pipeline = pipelines.keyed_python(source, hf.parquet(str(folder / "out")))
+    # Small files are not merged: that takes a core for seconds every hundred epochs, in whichever turn it comes.
+    pipeline = pipelines.keyed_python(source, hf.parquet(str(folder / "out"), merge=False))
     ended: list[tuple[float, EpochFacts]] = []
     blocks = Blocks(block, parse_policy(settings["checkpoint"])) if block else None
 
@@ -130,6 +177,7 @@ def measure(
         "blocks": [] if blocks is None else [(on, round(n / s)) for on, n, s in blocks.found if s],
         "on_s": 0.0 if blocks is None else round(sum(s for on, _, s in blocks.found if on), 2),
         "turns_paused_s": 0.0 if blocks is None else round(blocks.paused_s, 3),
+        "turn_epochs": [] if blocks is None else blocks.epochs,
         "spilled_epochs": 0 if blocks is None else blocks.spilled,
     }
 

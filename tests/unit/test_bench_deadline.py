@@ -303,3 +303,34 @@ def test_only_hosts_that_have_state_are_struck() -> None:
     there = SimpleNamespace(victims=SimpleNamespace(shards_only=False))
     Map(there, Setup(sized(1 << 20), "deadline", 70.0))  # type: ignore[arg-type]
     assert there.victims.shards_only
+
+
+def test_the_profile_tells_epochs_beside_a_backup_from_the_others() -> None:
+    epochs: list[dict[str, Any]] = [
+        {"on": False, "beside": False, "s": 1.0, "workers": 1.8},
+        {"on": False, "beside": True, "s": 9.0, "workers": 9.0},  # left over from the turn before
+        {"on": True, "beside": True, "s": 1.2, "workers": 1.9, "uploader": 0.2},
+        {"on": True, "beside": True, "s": 1.4, "workers": 1.7},
+        {"on": True, "beside": False, "s": 1.1, "workers": 1.6},
+    ]
+    assert deadline.profile(epochs) == {
+        "off": {"epochs": 1, "s": 1.0, "workers": 1.8, "uploader": 0.0},
+        "on": {"epochs": 1, "s": 1.1, "workers": 1.6, "uploader": 0.0},
+        "beside a backup": {"epochs": 2, "s": 1.3, "workers": 1.8, "uploader": 0.1},
+    }
+    assert deadline.profile([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("backups", "simulated", "value", "met"),
+    [(25, 30, 30 / 26, True), (30, 25, 30 / 26, True), (25, 32, 32 / 26, False), (19, 19, 19 / 26, False)],
+)
+def test_the_larger_of_what_was_made_and_what_the_policy_makes_in_hindsight_is_held_against_the_fewest(
+    backups: int, simulated: int, value: float, met: bool
+) -> None:
+    last = {"deadline_s": 70.0, "fewest": 26, "backups": backups, "simulated": simulated}
+    case = deadline.fewest_case(last, 20, {})
+    assert (case.value, case.met) == (pytest.approx(value), met)
+    for nothing in (None, 0):
+        with pytest.raises(deadline.SideFailed, match="a deadline of 70 s"):
+            deadline.fewest_case({**last, "fewest": nothing}, 20, {})
