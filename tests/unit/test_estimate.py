@@ -602,6 +602,56 @@ def test_what_an_older_directory_knows_of_the_mean_is_its_estimate_until_it_has_
     assert known.likely_s(Fault.HOST) == known.environment(Fault.HOST).mean > 20
 
 
+def _steady() -> Learned:
+    """Drivers stand again after ten seconds, executors after three, hosts after eight."""
+    learned = Learned()
+    for _ in range(12):
+        learned.recovered(Fault.DRIVER_KILL, 10.0)
+        learned.recovered(Fault.EXECUTOR_KILL, 3.0)
+        learned.recovered(Fault.HOST, 8.0)
+    return learned
+
+
+def test_a_machine_that_has_become_slow_is_slow_for_faults_that_were_not_seen_since() -> None:
+    learned = _steady()
+    before_s, bound_s = (
+        learned.likely_s(Fault.DRIVER_KILL),
+        learned.environment(Fault.DRIVER_KILL).bound(0.99),
+    )
+    told_s = estimate(Fault.DRIVER_KILL, Situation(), learned, NOTICE).parts.environment
+    assert learned.pace == pytest.approx(1.0, abs=0.03)
+    for _ in range(4):
+        learned.recovered(Fault.EXECUTOR_KILL, 4.5)
+        learned.recovered(Fault.HOST, 12.0)
+    assert 1.1 * before_s < learned.likely_s(Fault.DRIVER_KILL) < 1.5 * before_s
+    assert learned.environment(Fault.DRIVER_KILL).bound(0.99) > 1.1 * bound_s
+    assert estimate(Fault.DRIVER_KILL, Situation(), learned, NOTICE).parts.environment > 1.1 * told_s
+    assert learned.environment(Fault.WORKER_KILL).mean < 1.0, "what takes no time to start does not follow"
+    again = Learned(learned.memory())
+    assert again.pace == learned.pace > 1.1
+    assert again.likely_s(Fault.DRIVER_KILL) == learned.likely_s(Fault.DRIVER_KILL)
+
+
+def test_one_recovery_that_took_very_long_says_little_of_other_faults() -> None:
+    learned = _steady()
+    before_s = learned.likely_s(Fault.DRIVER_KILL)
+    learned.recovered(Fault.HOST, 80.0)
+    assert learned.likely_s(Fault.DRIVER_KILL) < 1.15 * before_s
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([Fault.HOST, Fault.EXECUTOR_KILL]), st.floats(0.1, 60.0)), max_size=20)
+)
+def test_what_other_faults_took_never_lowers_a_bound(seen: list[tuple[Fault, float]]) -> None:
+    learned = Learned()
+    learned.recovered(Fault.DRIVER_KILL, 12.0)
+    alone = Learned(msgspec.structs.replace(learned.memory(), pace=(0.0, 0.0)))
+    for fault, seconds in seen:
+        learned.recovered(fault, seconds)
+    for fault in (Fault.DRIVER_KILL, Fault.DRIVER_FREEZE, Fault.APPLICATION):
+        assert learned.environment(fault).bound(0.999) >= alone.environment(fault).bound(0.999)
+
+
 def test_a_fault_is_held_only_with_epochs_that_keep_up() -> None:
     """A floor just under the deadline cut epochs to a few records, without a word, while the backlog grew."""
     floor_s = SLOW(History(1, 1), 1)

@@ -204,6 +204,11 @@ WITH_EXECUTORS = {"executor": 0.0, "frozen executor": -2.0, "host": 4.0}
 """What these families take at least, beyond the start of executors: it counts where those are slow to start."""
 _BUSY_KEEP = 0.95
 """What the computing of an epoch still weighs after the next."""
+_PACE_KEEP, _PACE_PRIOR, _PACE_MOST = 0.8, 4.0, 0.7
+"""What a recovery still tells of the pace after the next; as how many the belief counts that nothing has changed; and how far a
+single one may be off, as a logarithm: some take twice as long for reasons of their own."""
+_PACE_FROM_S = 1.0
+"""What takes less than this to stand again tells nothing of the pace, and does not follow it."""
 _LATELY = 5
 """So many epochs tell how long they take just now."""
 _STARTS = 5
@@ -237,6 +242,8 @@ class Memory(msgspec.Struct, frozen=True):
     """Seconds that tasks computed, and records, of recent epochs."""
     job_records: int = MAX_RECORDS
     """The most records that a job of a replay reads."""
+    pace: tuple[float, float] = (0.0, 0.0)
+    """By how much late recoveries took longer than was likely, as a sum of logarithms, and of how many."""
     format: int = 1
 
 
@@ -256,6 +263,7 @@ class Learned:
         self._executors_s = list(memory.executors_s)
         self.largest = memory.largest
         self._busy = memory.busy
+        self._pace = memory.pace
         self.lately = memory.lately
         """What epochs take just now, as a share of their mean, in which the slow first ones of a driver count for long; at most 1."""
         self._lately: collections.deque[float] = collections.deque(maxlen=_LATELY)
@@ -263,7 +271,7 @@ class Learned:
         """The most records that a job of a replay reads: it takes so many jobs more."""
         self._families = {name: self._family(name, seen.get(ENVIRONMENT + name)) for name in FAMILIES}
         self._likely = {name: self._family(name, seen.get(LIKELY + name), likely=True) for name in FAMILIES}
-        self.known: dict[Fault, tuple[Linear, list[float], Notice, Guess, Guess]] = {}
+        self.known: dict[Fault, tuple[Linear, list[float], float, Notice, Guess, Guess]] = {}
         """Detection and environment of faults, and from what they are known: that changes with recoveries and starts only."""
         self.counts = dict(memory.counts)
         self.outcomes = set(memory.outcomes)
@@ -320,6 +328,7 @@ class Learned:
             lately=self.lately,
             busy=self._busy,
             job_records=self.job_records,
+            pace=self._pace,
         )
 
     def ran(self, records: int, seconds: float) -> None:
@@ -342,13 +351,29 @@ class Learned:
         seconds, records = self._busy
         return seconds / records if seconds > 0 and records > 0 else None
 
+    @property
+    def pace(self) -> float:
+        """How long it takes of late until what died stands again, as a share of what was likely: 1 if nothing has changed.
+
+        A machine that has become slow is slow for all that starts on it, and each fault is seen rarely: what the last few
+        recoveries took, from whatever fault, tells of the next one from any other.
+        """
+        total, count = self._pace
+        return math.exp(total / (count + _PACE_PRIOR))
+
     def environment(self, fault: Fault) -> Guess:
-        """How long what died takes to stand again."""
+        """How long what died takes to stand again. That all was quicker of late makes it no shorter."""
         name, features = _PLACES[fault]
-        return self._families[name].predict(features)
+        guess = self._families[name].predict(features)
+        return guess.times(max(1.0, self.pace)) if guess.mean >= _PACE_FROM_S else guess
 
     def likely_s(self, fault: Fault) -> float:
         """How long it takes most times; where it sometimes takes far longer, that is less than the mean."""
+        usual_s = self._usual_s(fault)
+        return usual_s * self.pace if usual_s >= _PACE_FROM_S else usual_s
+
+    def _usual_s(self, fault: Fault) -> float:
+        """The same at the pace of all recoveries that were learned from."""
         name, features = _PLACES[fault]
         models = self._likely if self._likely[name].seen.count else self._families
         return models[name].predict(features).mean
@@ -364,8 +389,12 @@ class Learned:
     def recovered(self, fault: Fault, environment_s: float) -> None:
         """Learn how long what died took to stand again."""
         name, features = _PLACES[fault]
+        usual_s, environment_s = self._usual_s(fault), max(0.01, environment_s)
+        if usual_s >= _PACE_FROM_S:
+            off = min(_PACE_MOST, max(-_PACE_MOST, math.log(environment_s / usual_s)))
+            self._pace = (_PACE_KEEP * self._pace[0] + off, _PACE_KEEP * self._pace[1] + 1.0)
         for models in (self._families, self._likely):
-            models[name].learn(features, max(0.01, environment_s))
+            models[name].learn(features, environment_s)
         self.counts[fault.label] = self.times_seen(fault) + 1
 
     def started(self, seconds: float) -> None:
@@ -480,11 +509,17 @@ def _before(
 def _until_it_stands(learned: Learned, fault: Fault, notice: Notice) -> tuple[Guess, Guess]:
     """Detection and environment of a fault, computed when what is known of them has changed: they are asked for twice an epoch."""
     model = learned.family(_like(fault, notice))
-    known = learned.known.get(fault)
-    if known is None or known[0] is not model or known[1] is not model.weights or known[2] is not notice:
+    known, pace = learned.known.get(fault), learned.pace
+    if (
+        known is None
+        or known[0] is not model
+        or known[1] is not model.weights
+        or known[2] != pace
+        or known[3] is not notice
+    ):
         found = detection(fault, notice), environment(learned, fault, notice)
-        known = learned.known[fault] = (model, model.weights, notice, *found)
-    return known[3], known[4]
+        known = learned.known[fault] = (model, model.weights, pace, notice, *found)
+    return known[4], known[5]
 
 
 def worst(of: Sequence[Estimate], confidence: float) -> Estimate:
