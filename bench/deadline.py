@@ -1,6 +1,6 @@
 """`python -m bench deadline`: what the deadline costs, how near its backups come to the fewest, and what it holds.
 
-    throughput   records a second at 1,000,000 keys with backups as the deadline asks, beside none, in short turns
+    throughput   records a second at 1,000,000 keys with backups as the deadline asks, beside none, in turns
     cost         what estimating and deciding take of the time in epochs of 500,000 records
     clairvoyant  backups of a recorded run of 1,000 epochs, beside the fewest for one who knows what comes
     history      recovery after a lost host against the length of history, with the deadline and without
@@ -26,7 +26,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.deadline_sides import WARM_EPOCHS
 from bench.durability import ROOT, Case, say
 from bench.machine import Kept, carried_over, ended_by_signals, machine, source_of
 from bench.paper_app import sized
@@ -59,10 +58,10 @@ class Size:
 
     rounds: int = 3
     """Runs of the throughput case."""
-    turns: int = 14
-    """With backups, and as many without, of each of them: a machine's speed changes within seconds, so they are short."""
-    block: int = 8
-    """Epochs of a turn."""
+    turns: int = 10
+    """With backups, and one more without, of each of them: a machine's speed changes within seconds, so they are short."""
+    turn_epochs: int = 10_000
+    """So many at the most in all turns of a run."""
     cost_rounds: int = 3
     keys: int = 1_000_000
     records: int = 500_000
@@ -87,7 +86,8 @@ LEAST_GROWTH, STEADY = 1.5, 0.9
 FULL = Size()
 QUICK = Size(
     rounds=1,
-    turns=3,
+    turns=2,
+    turn_epochs=1_000,
     cost_rounds=1,
     keys=100_000,
     records=100_000,
@@ -194,20 +194,16 @@ def calibrated(folder: Path, size: Size, every: str, **sizes: int) -> Path:
 def throughput(size: Size, home: Path) -> list[Case]:
     """With backups as the deadline asks beside none, in turns of some seconds within a run."""
     sizes = {"keys": size.keys, "records": size.records}
-    learned, tried_s, tried = settled(size, home, **sizes, epochs=size.epochs)
-    deadline_s = deadline_of_turns(learned, size)
-    say(
-        f"  with that of {tried_s:g} s backups come as often as wanted; in turns a deadline of {deadline_s:g} s"
-    )
+    learned, deadline_s, tried = settled(size, home, **sizes, epochs=size.epochs)
     settings = {"checkpoint": "deadline", "deadline": f"{deadline_s}s"}
     runs = []
     for number in range(size.rounds):
         folder = home / f"run{number}"
-        sizes |= {"epochs": (2 * size.turns + 1) * size.block + WARM_EPOCHS, "block": size.block}
+        sizes |= {"epochs": size.turn_epochs, "turns": size.turns}
         runs.append(side(folder, size.side_s, learned / MEMORY, settings, **sizes))
         shutil.rmtree(folder)
-    ratios = [ratio for run in runs for ratio in beside(run["blocks"])]
-    apart = [run["on_s"] / run["backups"] for run in runs if run["backups"]]
+    ratios = [ratio for run in runs for ratio in beside(run["turns"])]
+    apart = [seconds for run in runs for seconds in run["on_s"]]  # each lasts from one backup to the next
     epochs = [epoch for run in runs for epoch in run.pop("turn_epochs")]
     more = {"deadline_s": deadline_s, "tried": tried, "profile": profile(epochs), "runs": runs}
     return [throughput_case(ratios, apart, paused_share(runs), more)]
@@ -216,15 +212,14 @@ def throughput(size: Size, home: Path) -> list[Case]:
 def paused_share(runs: Sequence[dict[str, Any]]) -> float:
     """The share of all turns with backups in which intake was paused."""
     paused_s = sum(run["turns_paused_s"] for run in runs)
-    return float(paused_s / (paused_s + sum(run["on_s"] for run in runs)))
+    return float(paused_s / (paused_s + sum(sum(run["on_s"]) for run in runs)))
 
 
 def profile(epochs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """What an epoch took at the median, and of the processors on average, by whether backups were on and one under way."""
     kinds: dict[str, list[dict[str, Any]]] = {"off": [], "on": [], "beside a backup": []}
     for epoch in epochs:
-        if epoch["on"] or not epoch["beside"]:  # what is left over from the turn before counts for none
-            kinds["beside a backup" if epoch["beside"] else "on" if epoch["on"] else "off"].append(epoch)
+        kinds["off" if not epoch["on"] else "beside a backup" if epoch["beside"] else "on"].append(epoch)
     whose = [name for name in WHO if any(name in epoch for epoch in epochs)]
     return {
         kind: {
@@ -239,19 +234,8 @@ def profile(epochs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 WHO = ("workers", "java", "driver", "uploader", "stolen", "disk")
 """By whom processors are taken: Python workers, Spark, the driver's Python, uploads; another machine; waits for a disk."""
-DUE = 1.0
-"""By so much of the time from one turn with backups to the next is one due: what is due long before they are on again makes
-intake pause, as it would not have to if they had not been off, and what is due long after falls into the turn without them."""
 
-
-def deadline_of_turns(learned: Path, size: Size) -> float:
-    """The deadline with which a backup is due at the beginning of each turn with backups, whatever came without."""
-    run = as_recorded(learned, size.deadline_s)
-    turn_s = 2 * size.block * run.run_s / len(run.epochs)
-    return deadline_for(functools.partial(as_recorded, learned), max(1.0, run.run_s / (DUE * turn_s)))
-
-
-def beside(blocks: Sequence[tuple[bool, float]]) -> list[float]:
+def beside(turns: Sequence[tuple[bool, float]]) -> list[float]:
     """Each turn with backups over the mean of those without around it, so that a drift counts for neither.
 
     >>> beside(
@@ -267,8 +251,8 @@ def beside(blocks: Sequence[tuple[bool, float]]) -> list[float]:
     ... )
     [1.0, 1.0]
     """
-    inner = range(1, len(blocks) - 1)
-    return [2 * blocks[i][1] / (blocks[i - 1][1] + blocks[i + 1][1]) for i in inner if blocks[i][0]]
+    inner = range(1, len(turns) - 1)
+    return [2 * turns[i][1] / (turns[i - 1][1] + turns[i + 1][1]) for i in inner if turns[i][0]]
 
 
 def throughput_case(
@@ -284,7 +268,7 @@ def throughput_case(
     every = "x; too few backups" if gap_s is None else f"x, backups {gap_s:.0f} s apart"
     quarters = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [unpaused] * 3
     found = {"backups_apart_s": gap_s, "paused": paused, "without_pauses": unpaused}
-    detail = {**found, "turns": sorted(ratios), **more}
+    detail = {**found, "ratios": sorted(ratios), **more}
     return Case("throughput", value, every, "0.97", value >= 0.97 and often, quarters, detail)
 
 

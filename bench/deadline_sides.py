@@ -1,8 +1,8 @@
 """Our side of `bench deadline`, in a process of its own: `python -m bench.deadline_sides --folder F …`.
 
 A Python function with state for each key, on local Spark, with backups as asked. Prints one JSON line. The
-directory stays in the folder: its trace and what was learned are what the rest is computed from. With `--block 8`
-backups are made as asked during eight epochs, and none during the next eight, in turns.
+directory stays in the folder: its trace and what was learned are what the rest is computed from. With `--turns 9`
+it ends after nine turns with backups as asked and ten without.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import holdfast as hf
 from bench import pipelines
 from bench.ours import PARALLELISM
 from holdfast.checkpoint.coordinator import Coordinator
-from holdfast.checkpoint.policy import Never, Policy, parse_policy
+from holdfast.checkpoint.policy import EveryEpochs, Never, Policy, parse_policy
 from holdfast.engine.handle import Handle, start
 from holdfast.faults.drill import recorded
 from holdfast.faults.kinds import Fault
@@ -32,56 +32,86 @@ from holdfast.recovery.memory import MEMORY
 
 WARM_EPOCHS = 4
 """Two fill the state, two more settle."""
+FIRST_EPOCHS = 8
+"""Of the first turn without backups; later ones are as long as the turn with backups before them."""
 
 
-class Blocks:
-    """Switches backups on and off in turns of so many epochs, and counts how fast each turn was."""
+class Turns:
+    """Switches backups on and off in turns within a run, and counts how fast each turn was.
 
-    def __init__(self, size: int, policy: Policy) -> None:
-        self._size, self._policy = size, policy
-        self._on = False
-        self._count = 0
-        self._spilled = False
+    A turn with backups begins right behind one that is complete, and lasts until the next, made as the deadline asks, is:
+    it pays for what backups cost, as often as they come. The turn without any that follows has as many epochs. Between
+    that and the next stands a backup that belongs to nobody, so that history which grew without backups makes none due
+    sooner; its epochs count for neither.
+    """
+
+    def __init__(self, wanted: int, first_epochs: int, policy: Policy) -> None:
+        self._left, self._policy = 2 * wanted + 1, policy
+        self._epochs = first_epochs
+        """Of a turn without backups."""
+        self._phase, self._count, self._newest = WARM, 0, 0
         self._last_s = 0.0
         self.found: list[tuple[bool, int, float]] = []
         """For each: whether there were backups, records, seconds."""
-        self.spilled = 0
-        """Epochs without that had one left over beside them, and are not counted."""
         self.paused_s = 0.0
-        """Intake may pause when backups are on again, since history has grown without them: in no turn's seconds, and
-        told apart, so that it can be charged to all of them."""
+        """How long intake was paused in turns with backups: in no turn's seconds, and charged to all of them."""
         self.epochs: list[dict[str, Any]] = []
         """Each epoch of a turn: whether backups were on and one under way, and what everybody took of the processors."""
         self._beside = False
         self._spent = Spent()
 
+    @property
+    def over(self) -> bool:
+        """Whether all turns have been."""
+        return self._left == 0
+
     def paused(self, seconds: float) -> None:
         """Intake was paused."""
-        self.paused_s += seconds
         self._last_s += seconds
+        if self._phase == ON:
+            self.paused_s += seconds
 
     def ended(self, coordinator: Coordinator, records: int) -> None:
         """An epoch has ended."""
         now_s = time.perf_counter()
-        if self.found:
-            on, read, seconds = self.found[-1]
-            beside = self._beside or coordinator.pending_epoch is not None
-            took = {"on": on, "beside": beside, "records": records, "s": now_s - self._last_s}
-            self.epochs.append(took | self._spent.since_last())
-            if self._spilled:
-                self.spilled += 1
-            else:
-                self.found[-1] = on, read + records, seconds + now_s - self._last_s
+        pending = coordinator.pending_epoch is not None
+        spent = self._spent.since_last()
         self._count += 1
-        if self._count >= WARM_EPOCHS and (self._count - WARM_EPOCHS) % self._size == 0:
-            self._on = not self._on
-            coordinator._policy = self._policy if self._on else Never()
-            self.found.append((self._on, 0, 0.0))
-        self._beside = coordinator.pending_epoch is not None
-        self._spilled = not self._on and self._beside
-        if not self.epochs:
-            self._spent.since_last()
-        self._last_s = now_s
+        if self._phase in (ON, OFF) and not self.over:
+            on, read, seconds = self.found[-1]
+            took_s = now_s - self._last_s
+            self.found[-1] = on, read + records, seconds + took_s
+            beside = self._beside or pending
+            self.epochs.append({"on": on, "beside": beside, "records": records, "s": took_s} | spent)
+        self._turn(coordinator, pending, coordinator.newest_epoch > self._newest)
+        self._beside, self._last_s = pending, now_s
+
+    def _turn(self, coordinator: Coordinator, pending: bool, made: bool) -> None:
+        """Go on to the next turn if this one is through; `made`: a backup has been completed since it began."""
+        through = made and not pending
+        if self._phase == WARM and self._count >= WARM_EPOCHS:
+            self._begin(OFF, Never(), coordinator)
+        elif self._phase == OFF and self._count >= self._epochs and not self.over:
+            self._left -= 1
+            self._begin(ANEW, EveryEpochs(1), coordinator)
+        elif self._phase == ANEW and through:
+            self._begin(ON, self._policy, coordinator)
+        elif self._phase == ANEW and (pending or made):
+            coordinator._policy = Never()
+        elif self._phase == ON and through:
+            self._left, self._epochs = self._left - 1, self._count
+            self._begin(OFF, Never(), coordinator)
+        elif self._phase == ON and made:
+            coordinator._policy = Never()
+
+    def _begin(self, phase: str, policy: Policy, coordinator: Coordinator) -> None:
+        self._phase, self._count, self._newest = phase, 0, coordinator.newest_epoch
+        coordinator._policy = policy
+        if phase in (ON, OFF) and not self.over:
+            self.found.append((phase == ON, 0, 0.0))
+
+
+WARM, OFF, ANEW, ON = "warm", "off", "anew", "on"
 
 
 class Spent:
@@ -118,24 +148,27 @@ def _role(process: psutil.Process) -> str:
 
 
 def measure(
-    folder: Path, keys: int, records: int, epochs: int, faults: int, settings: dict[str, Any], block: int = 0
+    folder: Path, keys: int, records: int, epochs: int, faults: int, settings: dict[str, Any], turns: int = 0
 ) -> dict[str, Any]:
     """Run to the end: records a second by the wall clock, what the guard cost, and the backups.
 
-    `faults`: so many are forecast; 0: those of local mode. `block`: backups are on for so many epochs, then off for as many.
+    `faults`: so many are forecast; 0: those of local mode. `turns`: so many with backups, and one more without; at most as
+    many epochs as there are.
     """
     source = pipelines.Growing(keys, fill_epoch=min(keys, 500_000), epoch=records, epochs=epochs)
     # Small files are not merged: that takes a core for seconds every hundred epochs, in whichever turn it comes.
     pipeline = pipelines.keyed_python(source, hf.parquet(str(folder / "out"), merge=False))
     ended: list[tuple[float, EpochFacts]] = []
-    blocks = Blocks(block, parse_policy(settings["checkpoint"])) if block else None
+    taking = Turns(turns, FIRST_EPOCHS, parse_policy(settings["checkpoint"])) if turns else None
 
     def note(status: Any, facts: EpochFacts | None) -> None:
         if facts is not None:
             ended.append((time.perf_counter(), facts))
-            if blocks is not None:
+            if taking is not None:
                 assert handle._driver is not None
-                blocks.ended(handle._driver._coordinator, facts.records_in)
+                taking.ended(handle._driver._coordinator, facts.records_in)
+                if taking.over:
+                    handle.ask_to_stop()
 
     chosen = {
         "dir": str(folder / "dir"),
@@ -149,8 +182,8 @@ def measure(
     }
     handle = start(pipeline, spark=None, settings=chosen, listener=note)
     assert handle.guard is not None
-    if blocks is not None:
-        handle.guard.paused = telling_of(handle.guard.paused, blocks)  # type: ignore[method-assign]
+    if taking is not None:
+        handle.guard.paused = telling_of(handle.guard.paused, taking)  # type: ignore[method-assign]
     if faults:
         handle.guard.faults = list(Fault)[:faults]
     telling = timed_forecasts(handle)
@@ -174,20 +207,19 @@ def measure(
         "backups_apart_s": [round((b.at_ms - a.at_ms) / 1e3, 1) for a, b in itertools.pairwise(made)],
         "backup_s": [round(b.took_s, 3) for b in made],
         "backup_mb": [round(b.new_bytes / 1e6, 1) for b in made],
-        "blocks": [] if blocks is None else [(on, round(n / s)) for on, n, s in blocks.found if s],
-        "on_s": 0.0 if blocks is None else round(sum(s for on, _, s in blocks.found if on), 2),
-        "turns_paused_s": 0.0 if blocks is None else round(blocks.paused_s, 3),
-        "turn_epochs": [] if blocks is None else blocks.epochs,
-        "spilled_epochs": 0 if blocks is None else blocks.spilled,
+        "turns": [] if taking is None else [(on, round(n / s)) for on, n, s in taking.found if s],
+        "on_s": [] if taking is None else [round(s, 2) for on, _, s in taking.found if on],
+        "turns_paused_s": 0.0 if taking is None else round(taking.paused_s, 3),
+        "turn_epochs": [] if taking is None else taking.epochs,
     }
 
 
-def telling_of(paused: Callable[[float], None], blocks: Blocks) -> Callable[[float], None]:
+def telling_of(paused: Callable[[float], None], turns: Turns) -> Callable[[float], None]:
     """Tell the turns of a pause as well."""
 
     def both(seconds: float) -> None:
         paused(seconds)
-        blocks.paused(seconds)
+        turns.paused(seconds)
 
     return both
 
@@ -212,7 +244,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=500_000)
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--faults", type=int, default=0)
-    parser.add_argument("--block", type=int, default=0)
+    parser.add_argument("--turns", type=int, default=0)
     parser.add_argument("--memory", type=Path, help="what an earlier run has learned")
     parser.add_argument("--settings", type=json.loads, default={})
     chosen = parser.parse_args()
@@ -220,7 +252,7 @@ def main() -> None:
         (chosen.folder / "dir").mkdir(parents=True)
         shutil.copyfile(chosen.memory, chosen.folder / "dir" / MEMORY)
     sizes = (chosen.keys, chosen.records, chosen.epochs, chosen.faults)
-    found = measure(chosen.folder, *sizes, chosen.settings, chosen.block)
+    found = measure(chosen.folder, *sizes, chosen.settings, chosen.turns)
     print(json.dumps(found))
 
 

@@ -12,9 +12,11 @@ import pytest
 
 import holdfast as hf
 from bench import deadline, paper, paper_figures
+from bench.deadline_sides import Turns
 from bench.machine import Kept, carried_over, carries, source_of
 from bench.paper_app import MOST_TOUCHED_BYTES, Reports, Work, asked, drawn_first, redrawn, reports, sized
 from bench.recoveries import Map, Setup
+from holdfast.checkpoint.policy import Deadline, EveryEpochs, Never
 from holdfast.config import parse_bytes, resolve
 from holdfast.recovery.estimate import Learned
 from holdfast.recovery.simulate import Run
@@ -278,7 +280,7 @@ def test_throughput_counts_only_with_backups_at_least_as_often_as_asked() -> Non
 
 
 def test_throughput_pays_for_every_pause_also_for_one_that_a_median_would_not_see() -> None:
-    runs = [{"turns_paused_s": 3.0, "on_s": 97.0}, {"turns_paused_s": 0.0, "on_s": 100.0}]
+    runs = [{"turns_paused_s": 3.0, "on_s": [40.0, 57.0]}, {"turns_paused_s": 0.0, "on_s": [100.0]}]
     assert deadline.paused_share(runs) == pytest.approx(0.015)
     case = deadline.throughput_case([0.98, 0.98, 0.98], [15.0], deadline.paused_share(runs), {})
     assert case.value == pytest.approx(0.98 * 0.985) and not case.met
@@ -308,7 +310,6 @@ def test_only_hosts_that_have_state_are_struck() -> None:
 def test_the_profile_tells_epochs_beside_a_backup_from_the_others() -> None:
     epochs: list[dict[str, Any]] = [
         {"on": False, "beside": False, "s": 1.0, "workers": 1.8},
-        {"on": False, "beside": True, "s": 9.0, "workers": 9.0},  # left over from the turn before
         {"on": True, "beside": True, "s": 1.2, "workers": 1.9, "uploader": 0.2},
         {"on": True, "beside": True, "s": 1.4, "workers": 1.7},
         {"on": True, "beside": False, "s": 1.1, "workers": 1.6},
@@ -319,6 +320,42 @@ def test_the_profile_tells_epochs_beside_a_backup_from_the_others() -> None:
         "beside a backup": {"epochs": 2, "s": 1.3, "workers": 1.8, "uploader": 0.1},
     }
     assert deadline.profile([]) == {}
+
+
+class FakeCoordinator:
+    """As much of one as turns look at: a backup takes two epochs and is due by the policy that they set."""
+
+    def __init__(self, natural: int) -> None:
+        self.newest_epoch, self.epoch, self._natural = 0, 0, natural
+        self._policy: Any = Never()
+        self.pending_epoch: int | None = None
+        self.begun: list[tuple[int, str]] = []
+
+    def another(self) -> None:
+        """An epoch passes."""
+        self.epoch += 1
+        if self.pending_epoch is not None and self.epoch >= self.pending_epoch + 2:
+            self.newest_epoch, self.pending_epoch = self.pending_epoch, None
+        every = {EveryEpochs: 1, Deadline: self._natural}.get(type(self._policy))
+        if every is not None and self.pending_epoch is None and self.epoch - self.newest_epoch >= every:
+            self.pending_epoch = self.epoch
+            self.begun.append((self.epoch, type(self._policy).__name__))
+
+
+def test_a_turn_with_backups_pays_for_one_each_time_that_one_comes() -> None:
+    there, turns = FakeCoordinator(natural=12), Turns(3, 8, Deadline())
+    while not turns.over:
+        there.another()
+        turns.ended(there, 100)  # type: ignore[arg-type]
+        assert there.epoch < 500
+    assert [on for on, _, _ in turns.found] == [False, True, False, True, False, True, False]
+    lengths = [records // 100 for _, records, _ in turns.found]
+    with_backups, without = lengths[1::2], lengths[2::2]
+    assert without == with_backups, "as long as the turn before"
+    assert all(12 <= length <= 14 for length in with_backups), "from one backup to the next, as they come"
+    asked = [n for n, policy in there.begun if policy == "Deadline"]
+    assert len(asked) == 3 and len(there.begun) == 7 - 1, "one of each turn, and one of nobody's before it"
+    assert not any(e["beside"] for e in turns.epochs if not e["on"])
 
 
 @pytest.mark.parametrize(
