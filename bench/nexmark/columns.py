@@ -1,7 +1,7 @@
 """What Nexmark's queries do with whole tables: prices, days, channels, and what a table can say before an exchange.
 
 Pure functions of Arrow tables, by numpy and Arrow. Several shrink a table to what may still count (`highest`,
-`most`, `leaders`, `seen`, …): how records were divided into tables then shows in how many pass, not in the answer.
+`most`, `seen`, …): how records were divided into tables then shows in how many pass, not in the answer.
 """
 
 from __future__ import annotations
@@ -160,36 +160,6 @@ def most(table: pa.Table) -> pa.Table:
     starts = numbers(table, "window_start")
     table = table.append_column("start", pa.array(starts))
     return table.filter(pa.array(tops(starts, numbers(table, "num"))))
-
-
-def _order(**columns: Numbers) -> Numbers:
-    """The places of rows, in the order of the first column, then of the next, and so on."""
-    table = pa.table({name: pa.array(values) for name, values in columns.items()})
-    places = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in columns])
-    return np.asarray(places.to_numpy()).astype(np.int64)
-
-
-def leaders(table: pa.Table, top: int) -> pa.Table:
-    """Each auction's bids that may be among its `top` highest, with those that only other columns can tell apart."""
-    auction, price, at = (numbers(table, name) for name in ("auction", "price", "date_time"))
-    order = _order(auction=auction, down_price=-price, at=at)
-    auction, price, at = auction[order], price[order], at[order]
-    rows = np.arange(len(order))
-    first = np.maximum.accumulate(np.where(np.diff(auction, prepend=auction[:1] - 1) != 0, rows, 0))
-    last = np.minimum(first + top - 1, len(order) - 1)
-    tied = (auction[last] == auction) & (price[last] == price) & (at[last] == at)
-    return table.take(pa.array(np.sort(order[(rows - first < top) | tied])))
-
-
-def latest(table: pa.Table) -> pa.Table:
-    """Each bidder's bids on each auction that may be the last, with those that only texts can tell apart."""
-    names = ("auction", "bidder", "date_time", "price")
-    auction, bidder, at, price = (numbers(table, name) for name in names)
-    order = _order(auction=auction, bidder=bidder, at=at, price=price)
-    auction, bidder, at, price = auction[order], bidder[order], at[order], price[order]
-    ends = np.append((np.diff(auction) != 0) | (np.diff(bidder) != 0), True)[: len(order)]
-    last = np.flatnonzero(ends)[np.cumsum(ends) - ends]
-    return table.take(pa.array(np.sort(order[(at[last] == at) & (price[last] == price)])))
 
 
 def counted(table: pa.Table, key: str) -> pa.Table:

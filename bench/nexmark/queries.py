@@ -335,16 +335,16 @@ def q17(options: Options, bid: hf.Stream) -> hf.Stream:
 
 @query(bid="auction bidder price channel url date_time extra")
 def q18(options: Options, bid: hf.Stream) -> hf.Stream:
-    bids = bid.map_batches(c.latest).key_by("auction", "bidder")
+    bids = bid.key_by("auction", "bidder")
     last = bids.top("last", 1, by=("date_time", "price", "channel", "url", "extra"))
     return last.map_batches(partial(c.select, columns=BID.names))
 
 
 @query(bid="auction bidder price channel url date_time extra")
 def q19(options: Options, bid: hf.Stream) -> hf.Stream:
-    bids = bid.map_batches(partial(c.leaders, top=options.top)).key_by("auction")
     order = ("price", "date_time", "bidder", "channel", "url", "extra")
     upwards = [name != "price" for name in order]
+    bids = bid.key_by("auction")
     return bids.top("top", options.top, by=order, ascending=upwards, rank="rank_number")
 
 

@@ -15,7 +15,7 @@ import pytest
 
 import holdfast as hf
 from bench.nexmark import SCHEMAS, Config, NexmarkSource, events, oracle
-from bench.nexmark.columns import latest, leaders, tops
+from bench.nexmark.columns import tops
 from bench.nexmark.files import CLOSING, Prepared, closing, prepare, tables
 from bench.nexmark.functions import Processed
 from bench.nexmark.oracle import equal
@@ -202,18 +202,6 @@ def test_q12_tells_the_window_before_when_the_next_begins() -> None:
 
 
 # What a table says before an exchange
-
-
-def test_what_a_table_keeps_back_could_not_have_counted() -> None:
-    table = made(CONFIG.seed)["bid"].slice(0, 900)
-    chance = np.random.default_rng(1)
-    table = table.set_column(2, "price", pa.array(chance.integers(1, 5, 900)))
-    table = table.set_column(5, "date_time", pa.array(chance.integers(0, 4, 900)).cast(pa.timestamp("ms")))
-    for query, shrink in (("q18", latest), ("q19", lambda t: leaders(t, 10))):
-        kept = shrink(table)
-        assert kept.num_rows < 900
-        assert equal(truth(query, {"bid": kept}), truth(query, {"bid": table})) == (True, "")
-    assert latest(table.slice(0, 0)).num_rows == leaders(table.slice(0, 0), 3).num_rows == 0
 
 
 def test_all_that_are_tied_for_the_top_are_kept() -> None:

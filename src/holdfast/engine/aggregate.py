@@ -89,6 +89,8 @@ class Combiner:
     """What an exchange to an aggregate or a reduce does with records before it sends them."""
 
     by_record = False
+    own_schema = True
+    """Whether what it sends are no records any more, but has a schema of its own."""
     outside = 0
     """How many records are in no window, so far."""
 

@@ -233,7 +233,8 @@ class ToExchange:
                 if late.num_rows:
                     self._late.append(late)
                 partial = combiner.partial(made)
-                self._book.note(partial_edge(self.edge), partial.schema)
+                if combiner.own_schema:
+                    self._book.note(partial_edge(self.edge), partial.schema)
                 if made.num_rows or not late.num_rows:
                     self._partials.append(partial)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.data.rows import column_values
+from holdfast.data.rows import column_values, one_array
 from holdfast.plan import graph as g
 
 KEY = "__key"
@@ -24,6 +26,28 @@ def keys_in(table: pa.Table, names: list[str]) -> list[Any]:
     """The keys of a table's rows as Python values."""
     columns = [column_values(table.column(n)) for n in names]
     return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+
+def key_ids(table: pa.Table, names: list[str]) -> npt.NDArray[np.int64]:
+    """A number for each row that rows with the same key share: 0, 1, and so on, as keys come for the first time.
+
+    >>> key_ids(pa.table({"a": [7, 7, 5, 7], "b": ["x", "y", "x", "x"]}), ["a", "b"]).tolist()
+    [0, 1, 2, 0]
+    """
+    ids = np.zeros(table.num_rows, np.int64)
+    for place, name in enumerate(names):
+        codes, count = _codes(one_array(table[name]))
+        ids = codes if place == 0 else _codes(pa.array(ids * (count + 1) + codes))[0]
+    return ids
+
+
+def _codes(column: pa.Array) -> tuple[npt.NDArray[np.int64], int]:
+    """A column's values as numbers from 0, as they come for the first time, and how many there are."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)  # its own codes may come in any order
+    coded = column.dictionary_encode(null_encoding="encode")
+    codes = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    return codes, len(coded.dictionary)
 
 
 def public_names(key: g.Key, count: int) -> list[str]:

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from holdfast.data.rows import column_values
 from holdfast.engine.batch import Batch
 from holdfast.engine.joined import bounds_of, in_windows, zone_of
 from holdfast.engine.kept import KeepingOperator, Mask, Rows, Shelf, Times, joined, shelf_spec
 from holdfast.engine.keyed import Side, Work
+from holdfast.engine.thinning import UNRANKABLE, places
 from holdfast.engine.timed import table_times
 from holdfast.errors import SchemaError
 from holdfast.plan import graph as g
@@ -212,7 +212,10 @@ class Top(KeepingOperator):
         self._emit(work, shelf, rows.take(at), ranks[at], {})
 
     def _ranked(self, shelf: Shelf, rows: Rows) -> tuple[Times, Times]:
-        """For each record a number that those of its key and window share, and its place among them, from 0."""
+        """For each record a number that those of its key and window share, and its place among them, from 0.
+
+        Beyond the places that count it is any that does not.
+        """
         body = self._body
         if not len(rows):
             return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -228,26 +231,15 @@ class Top(KeepingOperator):
                 'Name another for the rank: rank="place".',
             )
         ids = rows.ids({}, windows=body.assigner is not None)
-        table = {"id": ids}
-        keys = [("id", "ascending")]
-        for place, (name, up) in enumerate(zip(body.by, body.ascending, strict=True)):
-            values = rows.columns[shelf.names.index(name)]
-            table[f"by{place}"] = values.cast(pa.int64()) if pa.types.is_null(values.type) else values
-            keys.append((f"by{place}", "ascending" if up else "descending"))
-        table["n"] = rows.numbers if body.ties == "first" else -rows.numbers
-        keys.append(("n", "ascending"))
+        columns = [rows.columns[shelf.names.index(name)] for name in body.by]
+        arrival = rows.numbers if body.ties == "first" else -rows.numbers
         try:
-            order = pc.sort_indices(pa.table(table), sort_keys=keys).to_numpy()
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            ranks = places(ids, columns, body.ascending, arrival, body.n)
+        except UNRANKABLE as error:
             named = ", ".join(map(repr, body.by))
             raise self._misfit(
                 f"{named} can't be ranked by: {error}", "Rank by numbers, times, strings or bytes."
             ) from None
-        first = np.ones(len(order), bool)
-        first[1:] = ids[order][1:] != ids[order][:-1]
-        begins = np.flatnonzero(first)
-        ranks = np.empty(len(order), np.int64)
-        ranks[order] = np.arange(len(order)) - np.repeat(begins, np.diff(np.append(begins, len(order))))
         return ids, ranks
 
     def _misfit(self, message: str, remedy: str) -> SchemaError:

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.data.rows import one_array
 from holdfast.engine.aggregate import Combiner, Parts, key_columns_of
+from holdfast.engine.keys import key_ids
+from holdfast.engine.thinning import thinner_for
 from holdfast.engine.timed import table_times
 from holdfast.errors import SchemaError
 from holdfast.plan import graph as g
@@ -36,7 +37,7 @@ def combiner_for(
 ) -> Combiner | None:
     """What an exchange does with records before it sends them to an operator whose event clock stands at `before`."""
     if target.kind != g.WINDOW:
-        return Combiner.of(target, key, redact)
+        return Combiner.of(target, key, redact) or thinner_for(target, key)
     if not target.body.in_batches:
         return None
     assert stamp is not None
@@ -156,14 +157,3 @@ def timestamps(times: Times, zone: str | None) -> pa.Array:
 
 def integers(column: pa.ChunkedArray | pa.Array) -> Times:
     return np.asarray(column.cast(pa.int64()).to_numpy(), np.int64)
-
-
-def key_ids(table: pa.Table, names: list[str]) -> Times:
-    """A number for each row that rows with the same key share."""
-    ids = np.zeros(table.num_rows, np.int64)
-    for name in names:
-        column = one_array(table[name])
-        coded = column.dictionary_encode(null_encoding="encode")
-        codes = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        _, ids = np.unique(ids * (len(coded.dictionary) + 1) + codes, return_inverse=True)
-    return ids

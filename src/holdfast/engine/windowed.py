@@ -15,6 +15,7 @@ A record is late if its window was past when the epoch began. Those of one epoch
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from holdfast.data.rows import canonical, one_array
 from holdfast.engine.aggregate import Parts, key_columns_of
 from holdfast.engine.batch import Batch
 from holdfast.engine.keyed import Operator, Work
-from holdfast.engine.keys import keys_in, public_names
+from holdfast.engine.keys import key_ids, keys_in, public_names
 from holdfast.engine.window_combiners import (
     END,
     PANE,
@@ -32,7 +33,6 @@ from holdfast.engine.window_combiners import (
     Mask,
     Times,
     integers,
-    key_ids,
     last_of_panes,
     timestamps,
 )
@@ -234,12 +234,13 @@ class _SlidingWindows(_PaneWindows):
     def _wanted(self, work: Work, kept: ValueTable, assigner: Sliding) -> list[Any]:
         """Panes that are forgotten now, and those of windows that have a result now.
 
-        Where nothing came for a window that has had its result, panes whose windows all had theirs are left alone:
-        they are only kept for late records, and there may be many.
+        Panes whose windows all had theirs are only kept for late records, and there may be many: where one came, those of
+        its key are read that are in a window with it, and no others.
         """
         lateness_us = self._body.lateness_us
         furthest = work.after + assigner.reach_us + lateness_us
-        if self._overdue(work, assigner):
+        beside = self._overdue(work, assigner)
+        if beside and assigner.zoned:
             return kept.due(furthest)
         found = kept.due(work.after)
         if assigner.complete_by(work.after) != assigner.complete_by(work.before):
@@ -248,14 +249,28 @@ class _SlidingWindows(_PaneWindows):
             )  # by so much zone data may have moved an end since
             low = max(work.after, work.before + lateness_us - moved_us)
             found += kept.between(low + 1, furthest + 1)
-        return found
+        if not beside:
+            return found
+        assert work.table is not None
+        names = key_columns_of(work.key, work.table.schema)
+        came = zip(keys_in(work.table, names), integers(work.table[PANE]).tolist(), strict=True)
+        near = dict.fromkeys((key, pane) for key, late_one in came for pane in beside.get(late_one, ()))
+        asked = _extended([key for key, _ in near], [pane for _, pane in near])
+        known, _ = self._find(work, asked)
+        return list(dict.fromkeys([*found, *compress(asked, known)]))
 
-    def _overdue(self, work: Work, assigner: Sliding) -> bool:
-        """Whether a record came for a window that has had its result."""
+    def _overdue(self, work: Work, assigner: Sliding) -> dict[int, list[int]]:
+        """For each pane of a record that came for a window which has had its result: the panes of such windows."""
         if work.table is None or not self._body.lateness_us:
-            return False
-        found = assigner.windows_of_pane(int(integers(work.table[PANE]).min()))
-        return bool(found) and int(assigner.ends(np.array(found[:1]))[0]) - 1 <= work.before
+            return {}
+        found: dict[int, list[int]] = {}
+        for pane in np.unique(integers(work.table[PANE])).tolist():
+            starts = np.array(assigner.windows_of_pane(pane), np.int64)
+            last = assigner.ends(starts) - 1
+            had = (last <= work.before) & ~late(last, work.before, self._body.lateness_us)
+            if had.any():
+                found[pane] = sorted({p for start in starts[had].tolist() for p in assigner.panes_of(start)})
+        return found
 
     def _fire(
         self,
