@@ -132,6 +132,7 @@ class Driver:
         self.restoring_s = 0.0
         """What a start spent on bringing state back, and on a backup because the code has changed."""
         self._polled_ms = 0
+        self._first_polled_ms: int | None = None
         self._cut_at = self._asked_at = self._planning_at = self._looked_at = 0.0
 
     @property
@@ -279,7 +280,10 @@ class Driver:
                 return None
             self._planning_at = time.perf_counter()  # waiting for data is no part of an epoch
             asked, held = self._offers()
-            timing = plan_time(self._assigners, self._sources, asked, self._before, self._polled_ms, held)
+            away_ms = self._away_ms()
+            timing = plan_time(
+                self._assigners, self._sources, asked, self._before, self._polled_ms, held, away_ms
+            )
             offers = taken_up(asked, held, self._positions)
             wait = when_to_cut(
                 self._settings.cut,
@@ -341,6 +345,15 @@ class Driver:
         if guard is None:
             return self._settings.max_records
         return min(guard.busy_limit, guard.limit) if self._coordinator.follows_deadline else guard.busy_limit
+
+    def _away_ms(self) -> int:
+        """How long nobody asked the sources, from the last plan of an earlier driver to when this one did first."""
+        plan = self._last_plan
+        if plan is None or plan.generation == self._journal.generation:
+            return 0
+        if self._first_polled_ms is None:
+            self._first_polled_ms = self._polled_ms
+        return max(0, self._first_polled_ms - plan.now_ms)
 
     def _offers(self) -> tuple[dict[str, Offer], set[str]]:
         """What the sources have, together no more than an epoch takes; and those of which nothing is read now."""

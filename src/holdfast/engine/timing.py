@@ -59,15 +59,17 @@ def plan_time(
     before: tuple[Plan, Commit] | None,
     now_ms: int,
     held: Collection[str] = (),
+    away_ms: int = 0,
 ) -> PlannedTime:
     """Event time as the next epoch starts with it, given the one before and what the sources offer.
 
-    `held` are sources that must wait: what they offer is there, and is not read.
+    `held` are sources that must wait: what they offer is there, and is not read. For `away_ms` after the plan before
+    there was nobody to hear anything: no split has been silent then.
     """
     exhausted = {uid for uid, offer in offers.items() if offer.exhausted and uid not in held}
     made = PlannedTime(clocks={} if before is None else dict(before[1].clocks))
     for one in assigners:
-        known = Splits({}, {}) if before is None else _known(one, sources, *before)
+        known = Splits({}, {}) if before is None else _known(one, sources, *before, away_ms)
         found = _splits(one, sources, offers, known.known, held)
         given = _given(one, offers, held) if isinstance(one.body.watermarks, FromSource) else None
         splits, idle = planned(
@@ -97,7 +99,7 @@ def plan_time(
     return made
 
 
-def _known(one: Assigner, sources: Mapping[str, Source], plan: Plan, commit: Commit) -> Splits:
+def _known(one: Assigner, sources: Mapping[str, Source], plan: Plan, commit: Commit, away_ms: int) -> Splits:
     """What is known of an assigner's splits after an epoch."""
     heard = set(commit.heard.get(one.uid, ()))
     read = {
@@ -105,9 +107,10 @@ def _known(one: Assigner, sources: Mapping[str, Source], plan: Plan, commit: Com
         for r in plan.ranges
         if r.source in one.sources
     }
+    active_ms = {**plan.active_ms.get(one.uid, {}), **dict.fromkeys(heard, plan.now_ms)}
     return Splits(
         commit.marks.get(one.uid, {}),
-        {**plan.active_ms.get(one.uid, {}), **dict.fromkeys(heard, plan.now_ms)},
+        {split: at_ms + away_ms for split, at_ms in active_ms.items()},
         idle_in(plan, commit).get(one.uid, []),
         (read | set(plan.unheard.get(one.uid, ()))) - heard,
     )

@@ -407,6 +407,42 @@ def test_a_watermark_that_stands_still_is_told_of_once_with_who_holds_it(
     assert life.facts[-1].watermarks["in.time"].ended
 
 
+def test_no_split_is_silent_while_nobody_asks(tmp_path: Path) -> None:
+    """The driver was away for longer than a split may be silent: what comes of that split afterwards was never late."""
+    clock = [1_000_000]
+    source = Script([{"0": at(10), "1": at(10)}, {"0": at(40)}, {"1": at(12)}], splits=["0", "1"])
+    pipeline = counted(source, idle_after="30s")
+    live(pipeline, tmp_path, clock_ms=lambda: clock[0], epochs=1)
+    clock[0] += 300_000
+    life = live(pipeline, tmp_path, clock_ms=lambda: clock[0])
+    plans = [plan for e in range(2, life.driver.last_epoch + 1) if (plan := life.journal.plan(e))]
+    assert plans and not any(plan.idle for plan in plans)
+    assert not any(facts.late_records for facts in life.facts)
+
+
+def test_what_a_split_was_silent_before_counts_also_after_nobody_asked(tmp_path: Path) -> None:
+    clock = [1_000_000]
+
+    def tick() -> int:
+        clock[0] += 7_000
+        return clock[0]
+
+    source = Script(
+        [{"0": at(t), "1": at(1)} if t < 2 else {"0": at(t)} for t in range(1, 30)], splits=["0", "1"]
+    )
+    pipeline = counted(source, idle_after="60s")
+    away = live(pipeline, tmp_path, clock_ms=tick, epochs=2)
+    clock[0] += 500_000
+    life = live(pipeline, tmp_path, clock_ms=tick)
+    plans = {e: life.journal.plan(e) for e in range(1, life.driver.last_epoch + 1)}
+    idle = [e for e, plan in plans.items() if plan is not None and plan.idle]
+    after = away.driver.last_epoch + 1
+    assert min(idle) > after, "not at once"
+    first, asked = plans[min(idle)], plans[after]
+    assert first is not None and asked is not None
+    assert first.now_ms - asked.now_ms <= 60_000, "and the seconds before count"
+
+
 def test_of_a_source_that_waits_for_its_group_the_slowest_of_the_group_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
