@@ -235,6 +235,7 @@ def profile(epochs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
 WHO = ("workers", "java", "driver", "uploader", "stolen", "disk")
 """By whom processors are taken: Python workers, Spark, the driver's Python, uploads; another machine; waits for a disk."""
 
+
 def beside(turns: Sequence[tuple[bool, float]]) -> list[float]:
     """Each turn with backups over the mean of those without around it, so that a drift counts for neither.
 

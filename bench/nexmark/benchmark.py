@@ -29,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -514,6 +514,12 @@ def earlier(file: Path, report: dict[str, Any]) -> list[dict[str, Any]]:
     return []
 
 
+def only(results: dict[str, Any], queries: Sequence[str]) -> dict[str, Any]:
+    """Of what is kept that of some queries: what earlier parts have found stays in the file."""
+    mine = [r for r in results["queries"] if r["query"] in queries]
+    return {**results, "queries": mine, "summary": summary([Result(**r) for r in mine])}
+
+
 def table(results: list[Result]) -> str:
     """The figures as a Markdown table."""
     lines = [
@@ -545,5 +551,6 @@ def run(argv: list[str]) -> None:
         with ended_by_signals():
             measured(plan, kept, peers)
     finally:
-        found = [Result(**r) for r in kept.results["queries"]]
-        print(json.dumps(kept.results) if as_json else f"{table(found)}\n\n{json.dumps(summary(found))}")
+        asked = only(kept.results, plan.queries)
+        found = [Result(**r) for r in asked["queries"]]
+        print(json.dumps(asked) if as_json else f"{table(found)}\n\n{json.dumps(asked['summary'])}")

@@ -353,7 +353,11 @@ class Aggregate:
         raise NotImplementedError
 
     def merge(self, left: Any, right: Any) -> Any:
-        """Two accumulators as one; `left` saw the earlier records."""
+        """Two accumulators as one; `left` saw the earlier records.
+
+        Not so where windows overlap or merge: sliding windows are put together from panes and sessions from pieces, by
+        their times and not by when they came. There the order of records must not matter.
+        """
         raise NotImplementedError
 
     def result(self, accumulator: Any) -> Any:

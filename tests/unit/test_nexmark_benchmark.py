@@ -394,6 +394,8 @@ def test_parts_are_kept_together_as_long_as_nothing_else_has_changed(tmp_path: P
     assert later.results["summary"]["median_ratio_stateful"] == 5.0 and later.results["summary"]["met"]
     benchmark._keep(later, [result("q3", [200], {"hdfs 4": [100]})])
     assert [r["ratio"] for r in later.results["queries"]] == [2.0, 6.0]
+    printed = benchmark.only(later.results, ["q3"])
+    assert [r["query"] for r in printed["queries"]] == ["q3"] and printed["summary"]["of"] == 1
     assert benchmark.earlier(kept.file, {**now, "source": "abd"}) == []
     assert not kept.file.exists() and kept.file.with_suffix(".previous.json").exists()
 

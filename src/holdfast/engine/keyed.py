@@ -29,7 +29,7 @@ from holdfast.engine.timed import times_of
 from holdfast.engine.timers import SPECS as TIMER_SPECS
 from holdfast.engine.timers import Timers, upto_clock
 from holdfast.errors import HoldfastError
-from holdfast.functions import CLOCK, EVENT, Context, KeyedProcess
+from holdfast.functions import Context, KeyedProcess
 from holdfast.plan import graph as g
 from holdfast.plan.times import Stamp
 from holdfast.state.descriptors import declared_states
@@ -231,9 +231,12 @@ class ProcessOperator(Operator):
     def fire(self, timers: Timers, state: ShardState, ctx: Context, held: Held, after: int) -> None:
         """Call `on_timer` for what is due by the event clock after the epoch, and by processing time."""
         ctx._watermark = after
-        rounds = {EVENT: itertools.count(1), CLOCK: itertools.count(1)}
-        for kind in timers.turns(after, upto_clock(ctx.now_ms)):
-            while due := timers.take():
+        for turn, kind in enumerate(timers.turns(after, upto_clock(ctx.now_ms)), 1):
+            for number in itertools.count(
+                1
+            ):  # of a turn: how many another key has had in earlier ones is not its business
+                if not (due := timers.take()):
+                    break
                 groups = key_groups(
                     key_columns([k for k, _ in due], state.key_types, self.node.uid), state.place.key_groups
                 )
@@ -241,7 +244,7 @@ class ProcessOperator(Operator):
                 due = [due[i] for i in order.tolist()]
                 keys, fired = [k for k, _ in due], [t for _, t in due]
                 times: list[int | None] = [t.at_us for t in fired]
-                on_timer, phase = self._function.on_timer, f"{kind} timers {next(rounds[kind])}"
+                on_timer, phase = self._function.on_timer, f"{kind} timers {turn}.{number}"
                 self.run(keys, fired, groups[order], state, ctx, held, times, on_timer, phase)
         timers.seal()
 

@@ -20,7 +20,7 @@ from holdfast.plan.bodies import (
     WindowJoinBody,
 )
 from holdfast.plan.times import LATE, LATE_RIGHT, stamp_of
-from holdfast.time.units import Duration, pipeline_us, positive_us
+from holdfast.time.units import Duration, positive_us, signed_us
 from holdfast.time.windows import Assigner, Sliding, Tumbling
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class JoinedStreams:
         >>> hf.testing.run(pipeline).rows("out")
         [{'id': 1, 'at': 10, 'item': 'tea', 'sum': 3}]
         """
-        lower_us, upper_us = _signed_us("lower", lower), _signed_us("upper", upper)
+        lower_us, upper_us = signed_us("lower", lower), signed_us("upper", upper)
         if lower_us > upper_us:
             raise PipelineError(
                 f"between({lower!r}, {upper!r}): the first must not be greater than the second.",
@@ -81,13 +81,6 @@ class JoinedStreams:
                 remedy="Use hf.tumbling or hf.sliding; for records that are close in time: .between(lower, upper).",
             )
         return WindowJoin(self._pipeline, self._inputs, assigner)
-
-
-def _signed_us(what: str, value: Duration) -> int:
-    """Microseconds of a duration that may be before: "-5s"."""
-    if isinstance(value, str) and value.strip().startswith("-"):
-        return -pipeline_us(what, value.strip()[1:])
-    return pipeline_us(what, value)
 
 
 class IntervalJoin:

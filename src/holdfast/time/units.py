@@ -298,6 +298,13 @@ def pipeline_us(what: str, value: Duration) -> int:
         raise PipelineError(f"{what}: {error.message}", remedy=error.remedy) from None
 
 
+def signed_us(what: str, value: Duration) -> int:
+    """Microseconds of a duration that may be before: "-5s"."""
+    if isinstance(value, str) and value.strip().startswith("-"):
+        return -pipeline_us(what, value.strip()[1:])
+    return pipeline_us(what, value)
+
+
 def us_to_ms_floor(us: int) -> int:
     """The millisecond a time lies in; MIN_TIME and MAX_TIME stay what they are.
 

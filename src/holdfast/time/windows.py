@@ -32,7 +32,7 @@ import msgspec
 import numpy as np
 
 from holdfast.errors import PipelineError
-from holdfast.time.units import EPOCH, MAX_TIME, MIN_TIME, Duration, Mask, Times, pipeline_us, positive_us
+from holdfast.time.units import EPOCH, MAX_TIME, MIN_TIME, Duration, Mask, Times, positive_us, signed_us
 
 Record = dict[str, Any]
 
@@ -341,6 +341,11 @@ class Sliding(Assigner):
         return self._wall.first_all(self._panes.mark(self._wall.shown_all(at_us)))
 
     @property
+    def zoned(self) -> bool:
+        """Whether its panes follow a clock on the wall, and so may begin elsewhere once zone data have changed."""
+        return self._wall.zone is not None
+
+    @property
     def reach_us(self) -> int:
         """By so much at most the end of a pane's last window comes after the end of its first."""
         return self.size_us + (0 if self._wall.zone is None else 2 * _DAY_US)
@@ -460,7 +465,7 @@ def tumbling(size: Duration, offset: Duration = "0s", zone: str | None = None) -
     (Window[1970-01-01T00:00:00Z, 1970-02-01T00:00:00Z),)
     """
     zone = _known(zone)
-    offset_us = pipeline_us("offset", offset)
+    offset_us = signed_us("offset", offset)
     months = _calendar_months(size)
     if months is not None:
         return Tumbling(_Ruler(months, offset_us, months=True), zone)
@@ -496,7 +501,7 @@ def sliding(size: Duration, slide: Duration, offset: Duration = "0s", zone: str 
             f"more than {_MOST_PANES:,} panes.",
             remedy="Make the slide longer, or the size a multiple of it.",
         )
-    return Sliding(size_us, slide_us, origin_us + pipeline_us("offset", offset), zone)
+    return Sliding(size_us, slide_us, origin_us + signed_us("offset", offset), zone)
 
 
 def session(gap: Duration | Callable[[Record], Duration]) -> Session:

@@ -550,6 +550,36 @@ def test_timers_of_one_kind_that_set_the_other_for_the_past_fire_in_the_same_epo
     assert result.epochs == 1
 
 
+class Drawing(hf.KeyedProcess):
+    """Of key "a" a timer of each kind, and the one on processing time sets one for the past; of the others so many."""
+
+    def process(self, key: Any, record: Row, ctx: hf.Context) -> None:
+        if key == "a":
+            ctx.set_clock_timer(ctx.now_ms, "clock")
+        for n in range(1 if key == "a" else 5):
+            ctx.set_timer(n, str(n))
+
+    def on_timer(self, key: Any, timer: hf.Timer, ctx: hf.Context) -> Iterator[Row]:
+        yield {"k": key, "name": timer.name, "id": str(ctx.uuid())}
+        if timer.name == "clock":
+            ctx.set_timer(0, "behind it")
+
+
+def test_what_a_timer_draws_does_not_depend_on_which_keys_are_beside_it() -> None:
+    found, plans = [], None
+    for parallelism in (1, 2, 4):
+        source = Script([{"0": [row for k in "abcdefgh" for row in at(5, k=k)]}], bounded=False)
+        made = hf.Pipeline("p")
+        timed = made.read("in", source).event_time("at", unit="s")
+        timed.key_by("k").process("w", Drawing()).write("out", hf.memory())
+        result = hf.testing.run(made, parallelism=parallelism, plans=plans)
+        plans = result.plans
+        found.append(sorted((r["k"], r["name"], r["id"]) for r in result.rows("out")))
+    assert found[0] == found[1] == found[2]
+    assert ("a", "behind it") in {(k, name) for k, name, _ in found[0]}
+    assert len({one for _, _, one in found[0]}) == len(found[0])
+
+
 def test_timers_that_set_each_other_without_end_go_on_in_the_next_epoch() -> None:
     result = reminded(Script([{"0": at(5)}, {"0": at(6)}], bounded=False), Relay(120), epochs=2)
     names = [

@@ -18,7 +18,7 @@ from holdfast.engine.timing import ahead, must_wait
 from holdfast.errors import PipelineError
 from holdfast.plan.times import assigners
 from tests.drivers import live
-from tests.unit.time.test_event_time import Row, Script, at, counted
+from tests.unit.time.test_event_time import Row, Script, at, counted, results
 
 
 class Pass(hf.KeyedProcess):
@@ -158,6 +158,34 @@ def test_sliding_windows_read_their_own_panes_and_not_all_that_are_kept_for_late
         found[lateness] = sorted(map(str, result.rows("out")))
         assert max(read[-20:]) <= 16, "ten of the windows that end, two that came, those that go"
     assert found["0s"] == found["1h"]
+
+
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_a_late_record_reads_the_panes_that_are_in_a_window_with_it_and_no_others(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    find = windowed._PaneWindows._find
+
+    def counting(self: Any, work: Any, keys: list[Any]) -> Any:
+        read.append(len(keys))
+        return find(self, work, keys)
+
+    monkeypatch.setattr(windowed._PaneWindows, "_find", counting)
+    on_time = [{"0": at(2 * e, 2 * e, 2 * e)} for e in range(60)]
+    others = {"0": [row for k in "bcdefgh" for row in at(*range(0, 100, 2), k=k)]}
+    late = {"0": at(50, k="a")}
+    pipeline = counted(
+        Script([others, *on_time, late], bounded=False),
+        window=hf.sliding("10s", "2s"),
+        lateness="1h",
+        out_of_order="0s",
+    )
+    result = hf.testing.run(pipeline, parallelism=1, backend=backend)
+    assert sum(read[-2:]) <= 9 + 9 + 1, "nine panes are in one of its five windows, looked for and read"
+    again = [r for r in results(result) if r[0] == result.epochs]
+    assert [n for _, n in again] == [16] * 5, "five windows once more, each with the late one"
+    assert sum(c.late.get("w", 0) for c in result.commits) == 0
 
 
 def test_what_a_session_costs_does_not_grow_with_those_that_are_kept() -> None:

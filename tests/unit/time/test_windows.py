@@ -281,6 +281,12 @@ def test_weeks_start_on_monday_and_months_and_years_on_the_first(zone: str | Non
     assert starts("1y") == starts("1 year") == today.replace(month=1, day=1)
 
 
+def test_an_offset_may_be_before() -> None:
+    for size in ("1d", "12h"):
+        assert tumbling(size, offset="-9h").facts() == tumbling(size, offset=-32_400).facts()
+    assert sliding("1d", "1h", offset="-30m").facts() == sliding("1d", "1h", offset="30m").facts()
+
+
 def test_a_month_may_start_later_in_the_day() -> None:
     (window,) = tumbling("1mo", offset="6h", zone="Asia/Seoul").assign(
         us(2024, 3, 1, 5, 59, zone="Asia/Seoul"), {}
