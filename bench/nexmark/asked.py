@@ -55,13 +55,15 @@ def batches(events: int, per_file: int, files: int) -> int:
     return -(-events // (per_file * files))
 
 
-def halfway(events: int, an_epoch: int) -> int:
+def halfway(events: int, an_epoch: int, records_a_round: int = ROUND) -> int:
     """After which epoch half of the events are read: the first two are small, for nothing is known of their cost.
 
-    >>> halfway(2_000, 500), halfway(1_000_000, 250_000)
-    (2, 5)
+    Of a query that reads some kinds only, the records in a round of events make up an epoch's limit.
+
+    >>> halfway(2_000, 500), halfway(1_000_000, 250_000), halfway(1_000_000, 250_000, 4)
+    (2, 5, 2)
     """
-    read, most, epochs = 0, FIRST_RECORDS, 0
+    read, most, epochs = 0, FIRST_RECORDS * ROUND // records_a_round, 0
     while 2 * read < events:
         size = min(an_epoch, most)
         read, epochs = read + size, epochs + 1

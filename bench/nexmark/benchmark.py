@@ -39,8 +39,9 @@ import pyarrow as pa
 from bench.durability import kill, newest, say, spawn, wait_for
 from bench.machine import ROOT, Kept, ended_by_signals, machine, source_of
 from bench.nexmark.asked import BENCH, Plan, arguments, halfway
-from bench.nexmark.files import prepare, tables
+from bench.nexmark.files import prepare, records_a_round, tables
 from bench.nexmark.oracle import QUERIES, Sorted, equal
+from bench.nexmark.queries import QUERIES as PIPELINES
 from bench.nexmark.results import final, processed, truth, written
 from bench.nexmark.side import sources
 from bench.peers.environments import make_environment, run_peer
@@ -258,7 +259,12 @@ def crash_of(query: str, plan: Plan, known: Truth, parallelism: int) -> dict[str
         say(f"holdfast {query}, parallelism {parallelism}, to be killed")
         process = spawn(our_command(query, folder, plan, parallelism, files), folder)
         try:
-            wait_for(commits, halfway(plan.events, plan.per_file * files), process, folder)
+            wait_for(
+                commits,
+                halfway(plan.events, plan.per_file * files, records_a_round(PIPELINES[query].reads)),
+                process,
+                folder,
+            )
             time.sleep(random.Random(query).uniform(0.0, 0.5))  # not always right after a commit
             ended = process.poll() is not None
         except SystemExit as error:

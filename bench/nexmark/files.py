@@ -11,7 +11,7 @@ import datetime as dt
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,15 @@ def tables(folder: Path) -> dict[str, pa.Table]:
     }
 
 
+def records_a_round(kinds: Iterable[str]) -> int:
+    """How many of so many events in a row are of these kinds.
+
+    >>> records_a_round(["person", "auction"]), records_a_round(THREE)
+    (4, 50)
+    """
+    return sum(KINDS[kind].count for kind in kinds)
+
+
 class Prepared(hf.Source):
     """The events of one kind in a prepared folder: `hf.files`, which never ends, with an end and so many files an epoch.
 
@@ -80,6 +89,7 @@ class Prepared(hf.Source):
         kind: "person", "auction" or "bid".
         columns: what is read of the files; None: all.
         files: how many an epoch takes.
+        beside: the kinds that are read together, this one among them.
         linger_ms: so long after the last file it says that it ends, for queries that wait for the clock.
     """
 
@@ -90,6 +100,7 @@ class Prepared(hf.Source):
         columns: tuple[str, ...] | None = None,
         *,
         files: int = 1,
+        beside: Iterable[str] = THREE,
         linger_ms: int = 0,
     ) -> None:
         facts = json.loads((folder / MANIFEST).read_text())
@@ -98,6 +109,7 @@ class Prepared(hf.Source):
         self._files = hf.files(folder / kind, schema=schema, pattern="part-*.parquet", on_drift="ignore")
         self._kind = KINDS[kind]
         self._rows = files * self._kind.before(facts["per_file"])
+        self._together = records_a_round(beside)
         self._linger_ms = linger_ms
         self._over_ms: int | None = None
 
@@ -109,7 +121,7 @@ class Prepared(hf.Source):
 
     def plan(self, position: Any, limit: hf.Limit) -> hf.Offer:
         # An epoch may have fewer records: each kind takes its share, so that all stay side by side in event time.
-        share = max(1, limit.records * self._kind.count // ROUND)
+        share = max(1, limit.records * self._kind.count // self._together)
         limit = hf.Limit(min(share, self._rows), limit.tasks, limit.now_ms)
         offer = self._files.plan(position, limit)
         if offer.backlog:

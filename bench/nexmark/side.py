@@ -47,7 +47,9 @@ def sources(query: str, data: Path, kind_of: str, files: int, splits: int) -> di
             )
         else:
             linger_ms = CLOCK_MS if query in ON_THE_CLOCK else 0
-            found[kind] = Prepared(data, kind, columns, files=files, linger_ms=linger_ms)
+            found[kind] = Prepared(
+                data, kind, columns, files=files, beside=QUERIES[query].reads, linger_ms=linger_ms
+            )
     return found
 
 

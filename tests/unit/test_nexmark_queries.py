@@ -208,6 +208,19 @@ def test_all_that_are_tied_for_the_top_are_kept() -> None:
     assert tops(np.array([1, 1, 2, 1]), np.array([5, 7, 3, 7])).tolist() == [False, True, True, True]
 
 
+def test_kinds_that_are_read_together_fill_an_epoch_together(tmp_path: Path) -> None:
+    """A query of few kinds took their share of all events: epochs stayed so small that what they may take never grew."""
+    prepare(tmp_path, 2_000, 1_000, CONFIG)
+    limit = hf.Limit(records=40, tasks=1, now_ms=0)
+    for kinds, expected in (
+        (("person", "auction"), [10, 30]),
+        (("bid",), [40]),
+        (("person", "auction", "bid"), [1, 2, 36]),
+    ):
+        offers = [Prepared(tmp_path, kind, files=2, beside=kinds).plan(None, limit) for kind in kinds]
+        assert [sum(r.records for r in offer.ranges) for offer in offers] == expected
+
+
 def test_of_updates_the_last_row_of_a_key_remains_and_other_rows_all_do() -> None:
     rows = pa.table({"category": [1, 2, 1], "final": [5, 6, 4]})
     assert final("q4", rows).to_pylist() == [{"category": 2, "final": 6}, {"category": 1, "final": 4}]
