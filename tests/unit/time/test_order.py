@@ -137,10 +137,8 @@ def test_sliding_windows_are_the_same_however_few_panes_are_added_up_at_once(
     assert len(expected) > 60
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
-def test_sliding_windows_read_their_own_panes_and_not_all_that_are_kept_for_late_records(
-    backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def panes_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many panes each look into the state asks for, as it happens."""
     read: list[int] = []
     find = windowed._PaneWindows._find
 
@@ -149,6 +147,14 @@ def test_sliding_windows_read_their_own_panes_and_not_all_that_are_kept_for_late
         return find(self, work, keys)
 
     monkeypatch.setattr(windowed._PaneWindows, "_find", counting)
+    return read
+
+
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_sliding_windows_read_their_own_panes_and_not_all_that_are_kept_for_late_records(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = panes_read(monkeypatch)
     epochs = [{"0": at(2 * e, k="a") + at(2 * e, k="b")} for e in range(60)]
     found = {}
     for lateness in ("0s", "1h"):
@@ -164,14 +170,7 @@ def test_sliding_windows_read_their_own_panes_and_not_all_that_are_kept_for_late
 def test_a_late_record_reads_the_panes_that_are_in_a_window_with_it_and_no_others(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read: list[int] = []
-    find = windowed._PaneWindows._find
-
-    def counting(self: Any, work: Any, keys: list[Any]) -> Any:
-        read.append(len(keys))
-        return find(self, work, keys)
-
-    monkeypatch.setattr(windowed._PaneWindows, "_find", counting)
+    read = panes_read(monkeypatch)
     on_time = [{"0": at(2 * e, 2 * e, 2 * e)} for e in range(60)]
     others = {"0": [row for k in "bcdefgh" for row in at(*range(0, 100, 2), k=k)]}
     late = {"0": at(50, k="a")}
