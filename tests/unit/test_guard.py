@@ -266,21 +266,6 @@ def test_a_driver_that_comes_back_is_not_refused_and_one_that_runs_is_not_ended(
     assert not back.decide().feasible
 
 
-def test_it_is_told_once_a_minute_where_it_comes_and_goes(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    now = [1000.0]
-    settings = resolve({"deadline": "2s"}, environment={}).settings
-    guard = Guard(settings, NOTICE, tmp_path, environment={}, clock_s=lambda: now[0])
-    guard.start(None, [], None)
-    with caplog.at_level(logging.WARNING, "holdfast.deadline"):
-        for _ in range(20):
-            now[0] += 1
-            guard.decide()
-            guard._said._reasons.clear()  # as if it had been held in between
-    assert len(caplog.records) == 1
-
-
 def test_each_fault_for_which_it_can_no_longer_be_held_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

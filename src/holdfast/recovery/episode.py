@@ -32,7 +32,7 @@ class Restarts(msgspec.Struct, frozen=True):
     """How a supervisor waits before it starts a driver again: the longer the more often it fell, until it was well for a while."""
 
     soon_s: float
-    """Before the next start, as things stand."""
+    """Before the next start, as things stand; infinite: there would be none."""
     after_s: float
     """Who was well for so long has its falls forgotten."""
     later_s: float

@@ -203,7 +203,7 @@ Seconds until what died stands again, before any was measured here. One that was
 WITH_EXECUTORS = {"executor": 0.0, "frozen executor": -2.0, "host": 4.0}
 """What these families take at least, beyond the start of executors: it counts where those are slow to start."""
 _BUSY_KEEP = 0.95
-"""What the computing of an epoch still weighs after the next."""
+"""What the computing of an epoch still weighs after the next one as large."""
 _PACE_KEEP, _PACE_PRIOR, _PACE_MOST = 0.8, 4.0, 0.7
 """What a recovery still tells of the pace after the next; as how many the belief counts that nothing has changed; and how far a
 single one may be off, as a logarithm: some take twice as long for reasons of their own."""
@@ -339,8 +339,15 @@ class Learned:
         self.epoch.learn(features, seconds)
 
     def computed(self, seconds: float, records: int) -> None:
-        """Learn for how long the tasks of an epoch computed, the slowest of each stage."""
-        self._busy = (_BUSY_KEEP * self._busy[0] + seconds, _BUSY_KEEP * self._busy[1] + records)
+        """Learn for how long the tasks of an epoch computed, the slowest of each stage.
+
+        An epoch counts, and makes others be forgotten, by its share of the records of a usual one: one that only moved
+        timers on, or had three records, tells nothing of what a record takes.
+        """
+        usual = (1 - _BUSY_KEEP) * self._busy[1]
+        share = min(1.0, records / usual) if usual > 0 else float(records > 0)
+        kept = _BUSY_KEEP**share
+        self._busy = (kept * self._busy[0] + share * seconds, kept * self._busy[1] + share * records)
 
     @property
     def computing_s(self) -> float | None:

@@ -10,6 +10,10 @@ from holdfast.faults.kinds import Fault
 from holdfast.recovery.estimate import Estimate, History, Learned, Notice, Parts, Situation, covered, estimate
 
 NAMES = ("detection", "environment", "loading", "recomputing")
+UNSEEN_WORKER = (
+    "A Python worker that freezes is noticed by nobody: this Spark session does not end silent ones. Make it with "
+    "spark.python.worker.idleTimeoutSeconds and spark.python.worker.killOnIdleTimeout=true."
+)
 
 
 class Bargain(msgspec.Struct, frozen=True):
@@ -76,14 +80,22 @@ def failing(told: Explanation, deadline_s: float) -> str:
 
 
 def explain(
-    situation: Situation, learned: Learned, notice: Notice, confidence: float, floor: Situation | None = None
+    situation: Situation,
+    learned: Learned,
+    notice: Notice,
+    confidence: float,
+    floor: Situation | None = None,
+    *,
+    faults: Sequence[Fault] | None = None,
 ) -> Explanation | None:
     """What the parts are, which is at fault, and which setting buys how many seconds; None if nothing is covered.
 
     Args:
         floor: the situation once everything is backed up, if it is not that one already.
+        faults: which; all that are covered unless told.
     """
-    estimates = [estimate(fault, situation, learned, notice) for fault in covered(notice)]
+    asked = covered(notice) if faults is None else faults
+    estimates = [estimate(fault, situation, learned, notice) for fault in asked]
     if not estimates:
         return None
     first, *others = sorted(((e.bound(confidence), e) for e in estimates), key=lambda pair: -pair[0])
@@ -196,7 +208,14 @@ def _uncovered(
 def _unbounded(notice: Notice) -> Iterator[str]:
     """What no setting of ours bounds."""
     if notice.driver_s is None:
-        yield "Nobody starts the driver again: run with --supervise, and faults of the driver are covered too."
+        yield (
+            "Nobody starts the driver again: run with --supervise and another restart than none, and faults of the driver "
+            "are covered too."
+        )
+        if notice.local:
+            yield "In local mode a lost host is the driver's as well: its figure counts from when somebody starts it again."
+    if notice.worker_s is None:
+        yield UNSEEN_WORKER
     if not notice.local:
         yield (
             "A cluster that has no room for a new executor makes it wait: its queue has no bound that is known here, "

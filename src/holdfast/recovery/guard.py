@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import collections
 import functools
-import logging
+import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -47,15 +47,14 @@ from holdfast.recovery.estimate import (
     covered,
     estimates,
 )
-from holdfast.recovery.explain import explain, failing, infeasible
-from holdfast.recovery.feasible import Said
+from holdfast.recovery.explain import UNSEEN_WORKER, Explanation, explain
+from holdfast.recovery.feasible import FAILING, Teller
 from holdfast.recovery.memory import drilled, read_memory, read_newest, write_memory, write_outcome
 from holdfast.recovery.replay import MAX_RECORDS, Took
 from holdfast.recovery.standing import Loads, Standing
 from holdfast.recovery.trace import BackupLine, EpochLine, Trace
 from holdfast.supervise.heartbeat import FELL, RESTARTS
 
-_log = logging.getLogger("holdfast.deadline")
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -69,8 +68,6 @@ GROWTH = 4
 """An epoch may have so many times as many records as the largest before it: what is far from all that was seen is not known."""
 _SPARK_ENDS_IDLE_S = 50.0
 """Spark ends Python workers that had nothing to do for a minute: a reload after such a pause is no fault's."""
-_FAILING = "backups"
-"""The reason why a deadline is not held if it is not a fault."""
 _RECENT = 20
 _KEEP_EVERY_S = 10.0
 """A driver that is killed forgets what epochs and backups have taught since then; recoveries are kept at once."""
@@ -116,6 +113,7 @@ class Guard:
             os.environ.pop(FELL, None)  # it is told once
             os.environ.pop(RESTARTS, None)
         self._drilled = bool(environment.get(DRILL))
+        self._supervised_s = notice.driver_s
         self.faults = covered(notice)
         self._known = read_memory(directory) or Memory()
         self.learned = Learned(self._known)
@@ -152,7 +150,7 @@ class Guard:
         """Estimates, and the bound of each."""
         self._beyond: list[str] = []
         """Why the deadline is not held: the faults for which it can't be, or that backups fail."""
-        self._said = Said()
+        self._teller = Teller(settings.deadline_s, settings.on_infeasible)
         self._newest = read_newest(directory)
         """The last recovery, of this life or an earlier one."""
         self.cost_s = 0.0
@@ -169,6 +167,8 @@ class Guard:
         self._forecast_for = self._standing.situation  # what is learned below is kept at once
         self._see(self._standing.records)
         self._look_at_drill(force=True)
+        if self._notice.worker_s is None:
+            self._teller.say(UNSEEN_WORKER)
         if self._episode is not None:
             self._episode.estimates = self._all_estimates()
         self.forecast()
@@ -220,12 +220,12 @@ class Guard:
         if self._episode is not None:
             self._recovered(commit, now_s, took, run_s, idle_s)
         elif self._committed_s:
-            self._gaps.append(now_s - self._committed_s - self._paused_s)
+            self._gaps.append(max(0.0, now_s - self._committed_s - self._paused_s))
         self._catch_up(commit.epoch, now_s, backlog)
         self._committed_s = now_s
         self._standing.committed(commit)
         self._see([commit.records_in])
-        if now_s - self._looked_s >= _LOOK_EVERY_S:
+        if abs(now_s - self._looked_s) >= _LOOK_EVERY_S:
             self._looked_s = now_s
             self._look_at_drill()
         self.decide()
@@ -251,6 +251,7 @@ class Guard:
         """An epoch of so many records begins. If it is larger than those before it, recovery would take longer than was told."""
         if self._standing.plan(records):
             self.forecast()
+            self._tell_over()
 
     def backing_up(self, epoch: int | None, *, hopeless: bool = False) -> None:
         """Which version is being uploaded now; None: none is. Hopeless: so many have failed that nobody waits for one."""
@@ -265,7 +266,7 @@ class Guard:
         if self._ended or self._readings:
             self.decide()
             self._unkept = True
-        if self._unkept and self._clock_s() - self._kept_s > _KEEP_EVERY_S:
+        if self._unkept and self._may_keep(self._clock_s()):
             self._keep()  # or nobody would hear of a backup until the next epoch
 
     def store_read(self, reading: Reading) -> None:
@@ -357,7 +358,7 @@ class Guard:
         self._beyond = [] if beyond is None else [fault.label for fault in beyond.faults]
         if self._hopeless and (self.decision.back_up or self.decision.pause):
             self.decision = msgspec.structs.replace(self.decision, pause=False, feasible=False)
-            self._beyond = [_FAILING]
+            self._beyond = [FAILING]
         self.forecast()
         over = [] if self._holds else self._over()
         if over:
@@ -365,6 +366,7 @@ class Guard:
             self._beyond = list(dict.fromkeys([*self._beyond, *over]))
             self.decision = msgspec.structs.replace(self.decision, feasible=False)
         self._tell_feasible()
+        self._tell_over()
         return self.decision
 
     def _over(self) -> list[str]:
@@ -384,12 +386,22 @@ class Guard:
 
     def _count_restart(self) -> None:
         """A supervisor waits the longer before the next start the more often the driver fell, until it was well for a while."""
-        if self._notice.driver_s is None:
+        if self._supervised_s is None:
             return
         well_s = None if self._well_since_s is None else self._clock_s() - self._well_since_s
         restart_s = self._restarts.next_s(well_s)
-        if restart_s != self._notice.restart_s:
-            self._notice = msgspec.structs.replace(self._notice, restart_s=restart_s)
+        never = math.isinf(restart_s)
+        driver_s, restart_s = (None, 0.0) if never else (self._supervised_s, restart_s)
+        if (driver_s, restart_s) == (self._notice.driver_s, self._notice.restart_s):
+            return
+        ended = never and self._notice.driver_s is not None
+        self._notice = msgspec.structs.replace(self._notice, driver_s=driver_s, restart_s=restart_s)
+        self.faults = covered(self._notice)
+        if ended:
+            self._teller.say(
+                f"If the driver dies now it is not started again (restart = {self._settings.restart!r}): "
+                "no deadline is held for its faults."
+            )
 
     def _least_epoch(self) -> int:
         fixed_s, each_s = self.learned.epoch.weights
@@ -466,34 +478,39 @@ class Guard:
             self._standing.backed(), history=History(1, least), planned=least, usual=None
         )
 
+    def _explained(self, there: Situation, faults: Sequence[Fault]) -> Explanation | None:
+        return explain(there, self.learned, self._notice, self._settings.confidence, faults=faults)
+
     def _tell_feasible(self) -> None:
-        """Say it when it becomes so for one fault more, and not again and again where it comes and goes."""
-        if self._settings.on_infeasible == "go_on":
-            return
-        news = self._said.news(self._beyond, self._clock_s())
-        if news is None:
-            return
-        if not news:
-            _log.warning("the deadline of %.0f s can be held again", self._settings.deadline_s)
-            return
-        failed = _FAILING in news
-        passed = failed or (not self._holds and bool(self._over()))
-        there = self._forecast_for if passed else self._floor()
-        told = explain(there, self.learned, self._notice, self._settings.confidence)
-        if told is None:
-            return
-        message = (failing if failed else infeasible)(told, self._settings.deadline_s)
-        starting = self._first_epoch is None and self._episode is None
-        if (
-            self._settings.on_infeasible == "refuse" and starting
-        ):  # what runs, or comes back, is not ended for it
+        """Say it when it becomes so for one fault more."""
+
+        def told() -> Explanation | None:
+            passed = FAILING in self._beyond or (not self._holds and bool(self._over()))
+            return self._explained(self._forecast_for if passed else self._floor(), self.faults)
+
+        # What runs, or comes back, is not ended for it.
+        may_refuse = self._first_epoch is None and self._episode is None
+        try:
+            self._teller.beyond(self._beyond, self._clock_s(), told, may_refuse=may_refuse)
+        except InfeasibleError:
             self._keep()  # so that `holdfast explain` can say why
-            raise InfeasibleError(
-                message,
-                remedy="Choose a longer deadline, or change what is at fault:",
-                detail="\n".join(f"  - {line}" for line in told.lines()),
-            )
-        _log.warning("%s %s", message, " ".join(told.lines()))
+            raise
+
+    def _tell_over(self) -> None:
+        """Say it when the bound is past the deadline for a fault for which a backup would bring it back.
+
+        Whoever decides in time never gets there. But a run may begin with a long history, a checkpoint may turn out
+        damaged, a source may have a range that can't be cut, and what is learned may make a history longer that is there.
+        """
+        if not self._holds or FAILING in self._beyond:
+            return
+
+        def told(labels: Sequence[str]) -> tuple[Explanation | None, Explanation | None]:
+            faults = [fault for fault in self.faults if fault.label in labels]
+            return self._explained(self._forecast_for, faults), self._explained(self._floor(), faults)
+
+        over = [label for label in self._over() if label not in self._beyond]
+        self._teller.over(over, self._clock_s(), told)
 
     # Backups
 
@@ -644,8 +661,12 @@ class Guard:
             )
         )
         self._paused_s = 0.0
-        if now_s - self._kept_s > _KEEP_EVERY_S:
+        if self._may_keep(now_s):
             self._keep()
+
+    def _may_keep(self, now_s: float) -> bool:
+        """Whether it is long enough ago; a clock that was set back must not make that for ever."""
+        return abs(now_s - self._kept_s) > _KEEP_EVERY_S
 
     def _keep(self) -> None:
         self._kept_s, self._unkept = self._clock_s(), False

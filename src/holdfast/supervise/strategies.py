@@ -15,6 +15,7 @@ No clock, process or file in here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -182,17 +183,25 @@ def delay_s(strategy: Strategy) -> float:
     return 0.0
 
 
-def delays_s(history: Sequence[End], strategy: Strategy) -> tuple[float, float, float]:
-    """How long a driver that falls next is waited with: so long; from so long a health on so long.
+def delays_s(history: Sequence[End], strategy: Strategy, now: float) -> tuple[float, float, float]:
+    """How long a driver that falls next is waited with: so long; from so long a health on so long. Infinite: for ever.
 
     >>> fell = End(at_s=9.0, exit_code=-9)
-    >>> delays_s([], Exponential(1.0, 60.0)), delays_s([fell, fell], Exponential(1.0, 60.0))
+    >>> delays_s([], Exponential(1.0, 60.0), 9.0), delays_s([fell, fell], Exponential(1.0, 60.0), 9.0)
     ((1.0, 60.0, 1.0), (4.0, 60.0, 1.0))
+    >>> delays_s([], NoRestart(), 9.0), delays_s([fell], FailureRate(1, 60.0), 19.0)
+    ((inf, inf, inf), (inf, 50.0, 1.0))
     """
-    if not isinstance(strategy, Exponential):
-        return delay_s(strategy), 0.0, delay_s(strategy)
-    next_s = _backed_off_s([*history, End(at_s=0.0, exit_code=-1)], strategy)
-    return next_s, strategy.cap_s, strategy.first_s
+    match strategy:
+        case NoRestart():
+            return math.inf, math.inf, math.inf
+        case Exponential(first_s, cap_s):
+            return _backed_off_s([*history, End(at_s=0.0, exit_code=-1)], strategy), cap_s, first_s
+        case FailureRate(failures, window_s):
+            recent = [end.at_s for end in history if now - end.at_s < window_s]
+            if len(recent) >= failures:  # until enough of them are long ago
+                return math.inf, recent[-failures] + window_s - now, RATE_DELAY_S
+    return delay_s(strategy), 0.0, delay_s(strategy)
 
 
 def _by_strategy(history: Sequence[End], strategy: Strategy, now: float) -> Restart | GiveUp:

@@ -246,11 +246,12 @@ class Supervisor:
 
     def _start(self) -> _Life:
         beats, beat = os.pipe()
+        delays = delays_s(self._history, self._strategy, time.monotonic())
         timing = {
             FD_VARIABLE: str(beat),
             EVERY_VARIABLE: str(beat_every_s(self._timeout_s)),
             SUPERVISED: str(self._timeout_s),
-            RESTARTS: " ".join(f"{s:g}" for s in (*delays_s(self._history, self._strategy), self._waited_s)),
+            RESTARTS: " ".join(f"{s:g}" for s in (*delays, self._waited_s)),
         }
         try:
             command = self._later if self.restarts else self._first
