@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
+from holdfast.time.units import MIN_TIME
+from tests.arrivals import HARD, Run, Way, ran, ways
 from tests.drivers import live
 from tests.unit.time.test_event_time import S, Script, at
 
@@ -146,3 +149,92 @@ def test_a_side_that_is_idle_does_not_hold_the_other_and_comes_back_without_turn
     clocks = [c.clocks["alarm"] for c in result.commits]
     assert clocks == [s * S - 1 for s in (1, 1, 40, 60, 60)]
     assert fired(result) == [(3, 6), (3, 25), (4, 45)]
+
+
+# However records come
+
+
+class Asked(hf.TwoInputProcess):
+    """The left asks: it is told ten seconds of event time later what the right had said. The right is told who had asked."""
+
+    asked = hf.ValueState(int, default=0)
+    last_asked = hf.ValueState(int)
+    said = hf.ValueState(int, default=0)
+    last_said = hf.ValueState(int)
+
+    def process_left(self, key: Any, record: Row, ctx: hf.Context) -> None:
+        assert ctx.time_ms is not None
+        self.asked.value += 1
+        self.last_asked.value = record["n"]
+        ctx.set_timer(ctx.time_ms + 10_000)
+
+    def process_right(self, key: Any, record: Row, ctx: hf.Context) -> Any:
+        self.said.value += 1
+        self.last_said.value = record["n"]
+        yield self._row(key, "told", record["n"], self.asked.value, self.last_asked.value)
+
+    def on_timer(self, key: Any, timer: hf.Timer, ctx: hf.Context) -> Any:
+        yield self._row(key, "rang", timer.at_ms // 1000, self.said.value, self.last_said.value)
+
+    def _row(self, key: Any, what: str, of: int, count: int, last: int | None) -> Row:
+        return {"k": key, "what": what, "of": of, "count": count, "last": last}
+
+
+TOLD = """
+    select r.k, 'told', r.n, count(l.n), arg_max(l.n, l.i) from r left join l
+    on l.k is not distinct from r.k and l.epoch <= r.epoch group by r.k, r.n, r.i
+"""
+RANG = """
+    with due as (
+        select distinct l.k, l.at + 10 as at, (
+            select min(t.epoch) from epochs t where t.epoch >= l.epoch and t.after >= (l.at + 10) * 1000000
+        ) as epoch from l
+    )
+    select due.k, 'rang', due.at, count(r.n), arg_max(r.n, r.i) from due left join r
+    on r.k is not distinct from due.k and r.epoch <= due.epoch group by due.k, due.at, due.epoch
+"""
+"""A timer fires at the end of the first epoch that took the clock to it; one of the past at that of its own epoch."""
+SIDE = pa.schema([("k", pa.string()), ("at", pa.int64()), ("n", pa.int64())])
+
+
+def by_sql(run: Run) -> list[tuple[Any, ...]]:
+    sql = duckdb.connect()
+    more = [(name, pa.int64()) for name in ("i", "clock", "epoch")]
+    for name in ("l", "r"):
+        sql.register(name, pa.Table.from_pylist(run.arrived(name), pa.schema([*SIDE, *more])))
+    after = [{"epoch": c.epoch, "after": c.clocks.get("x", MIN_TIME)} for c in run.commits]
+    sql.register("epochs", pa.Table.from_pylist(after, pa.schema({"epoch": pa.int64(), "after": pa.int64()})))
+    return [row for text in (TOLD, RANG) for row in sql.execute(text).fetchall()]
+
+
+def sides(left: list[Drawn], right: list[Drawn]) -> dict[str, list[Row]]:
+    return {
+        name: [{"k": k, "at": t, "n": n, "t": t} for n, (k, t) in enumerate(drawn)]
+        for name, drawn in (("l", left), ("r", right))
+    }
+
+
+Drawn = tuple[Any, int]
+MOMENTS = st.lists(st.tuples(st.sampled_from(["a", "b", None]), st.integers(0, 60)), max_size=30)
+SOME: list[list[Drawn]] = [[("ab"[n % 2], n * step % 61) for n in range(30)] for step in (7, 11)]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@example(left=SOME[0], right=SOME[1], way=HARD)
+@example(
+    left=SOME[0],
+    right=SOME[1],
+    way=dataclasses.replace(HARD, backend="heap", checkpoint="2 epochs", parallelism=4),
+)
+@given(left=MOMENTS, right=MOMENTS, way=ways())
+def test_two_inputs_and_their_timers_are_what_sql_says_however_their_records_come(
+    left: list[Drawn], right: list[Drawn], way: Way
+) -> None:
+    schema = {"k": str, "what": str, "of": int, "count": int, "last": int}
+
+    def build(asks: hf.KeyedStream, says: hf.KeyedStream) -> hf.Stream:
+        return asks.connect(says).process("x", Asked(), schema=schema)
+
+    run = ran(way, sides(left, right), SIDE, build)
+    found = [(r["k"], r["what"], r["of"], r["count"], r["last"]) for r in run.rows("out")]
+    assert sorted(found, key=repr) == sorted(by_sql(run), key=repr)
