@@ -29,6 +29,8 @@ from tests.unit.time.test_windows_oracle import (
 FEW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 FIXED = ["tumbling, offset", "sliding, uneven and offset"]
 Found = list[tuple[Any, int, int]]
+OTHER_HARD = dataclasses.replace(HARD, backend="heap", parallelism=4, checkpoint="2 epochs", dies_in=4)
+"""And what HARD is not: on the heap, from a checkpoint, with more shards than are lost."""
 
 PLACED = """
     create temp table placed as
@@ -57,10 +59,15 @@ def fired(run: Run, kind: Kind, lateness_s: int = 0) -> Oracle:
         "epochs",
         pa.Table.from_pylist(
             [
-                {"epoch": plan.epoch, "now_ms": plan.now_ms, "clock": plan.clocks.get("x", MIN_TIME)}
-                for plan in run.plans
+                {
+                    "epoch": plan.epoch,
+                    "now_ms": plan.now_ms,
+                    "clock": plan.clocks.get("x", MIN_TIME),
+                    "after": commit.clocks.get("x", MIN_TIME),
+                }
+                for plan, commit in zip(run.plans, run.commits, strict=True)
             ],
-            pa.schema([("epoch", pa.int64()), ("now_ms", pa.int64()), ("clock", pa.int64())]),
+            pa.schema({name: pa.int64() for name in ("epoch", "now_ms", "clock", "after")}),
         ),
     )
     return oracle
@@ -154,3 +161,131 @@ def test_the_clock_passes_windows_before_their_records_and_after() -> None:
     ((at_once,),) = oracle._ask(f"select count(*) from ({BY_THE_CLOCK})")
     ((later,),) = oracle._ask(waited.replace("{firing}", BY_THE_CLOCK))
     assert at_once > later > 0
+
+
+WATCHED = """
+    with recursive came as (
+        select k, s, e, epoch, min({waits_for}) as waits_for from placed where late = 0 group by k, s, e, epoch
+    ), watched as (
+        select distinct k, s, e, 0::bigint as epoch, null::bigint as waits, false as fires from placed
+        union all
+        select w.k, w.s, w.e, t.epoch, case when {gone} or {due} then null else {waits} end, {due}
+        from watched w join epochs t on t.epoch = w.epoch + 1
+        left join came c on c.k is not distinct from w.k and c.s = w.s and c.epoch = t.epoch
+    )
+    select k, s, e, epoch as at from watched where fires
+"""
+"""The epochs in which a window fires for what it waits for since it last did: SQL goes with it from one to the next."""
+
+
+def watched(waits_for: str, due: str) -> str:
+    """`waits_for` of a record, of which the least counts, and when it is due; nothing is once the window's end has passed."""
+    waits = "least(w.waits, c.waits_for)"
+    gone = "t.after >= w.e * 1000000 - 1"
+    return (
+        WATCHED.replace("{due}", f"coalesce({due}, false)")
+        .replace("{gone}", gone)
+        .replace("{waits_for}", waits_for)
+        .replace("{waits}", waits)
+    )
+
+
+@pytest.mark.parametrize("name", FIXED)
+@FEW
+@example(found=dense(1, 45), way=HARD, seconds_=2)
+@example(found=dense(1, 45), way=OTHER_HARD, seconds_=2)
+@given(found=EVENTS, way=ways(), seconds_=st.integers(1, 5))
+def test_a_window_fires_so_long_after_the_first_record_that_no_result_has_seen(
+    name: str, found: Found, way: Way, seconds_: int
+) -> None:
+    """By the clock of its epochs: nothing is due in the epoch that brought the record."""
+    run = run_with(hf.triggers.event_time(early=f"{seconds_}s"), found, KINDS[name], way)
+    oracle = fired(run, KINDS[name])
+    since = f"(select now_ms from epochs where epochs.epoch = placed.epoch) + {seconds_ * 1000}"
+    early = watched(since, "least(w.waits, c.waits_for) <= t.now_ms and t.after < w.e * 1000000 - 1")
+    expected = oracle._ask(SEEN.replace("{firing}", early).replace("{has}", "b.epoch <= a.at"))
+    expected += oracle._ask(SEEN.replace("{firing}", END).replace("{has}", "true"))
+    assert results(run) == sorted(expected, key=repr)
+
+
+@pytest.mark.parametrize("name", FIXED)
+@FEW
+@example(found=dense(1, 45), way=HARD, every=3, lateness_s=50)
+@example(found=dense(1, 45), way=OTHER_HARD, every=3, lateness_s=0)
+@given(found=EVENTS, way=ways(), every=st.integers(1, 7), lateness_s=st.sampled_from([0, 50]))
+def test_a_window_fires_as_event_time_passes_each_period_that_had_records(
+    name: str, found: Found, way: Way, every: int, lateness_s: int
+) -> None:
+    kind = KINDS[name]
+    run = run_with(hf.triggers.continuous_event_time(f"{every}s"), found, kind, way, lateness_s)
+    oracle = fired(run, kind, lateness_s)
+    oracle._con.execute("create temp table clocks as select epoch, clock from epochs")
+    ts = "(select ts from events where events.i = placed.i) * 1000000"
+    after = f"greatest({ts}, (select clock from clocks where clocks.epoch = placed.epoch) + 1)"
+    period = every * 1_000_000
+    ends = f"{after} // {period} * {period} + {period} - 1"
+    inside = f"case when {ends} < e * 1000000 - 1 then {ends} end"
+    # Both the last period that has passed and the window's end are told where one epoch passes both.
+    firing = watched(inside, "least(w.waits, c.waits_for) <= t.after and t.clock < w.e * 1000000 - 1")
+    expected = oracle._ask(SEEN.replace("{firing}", firing).replace("{has}", "b.epoch <= a.at"))
+    late = "select k, s, e, r as at from placed where late = 1"
+    expected += oracle._ask(SEEN.replace("{firing}", late).replace("{has}", "b.r <= a.at"))
+    expected += oracle._ask(SEEN.replace("{firing}", END).replace("{has}", "b.late = 0"))
+    assert results(run) == sorted(expected, key=repr)
+    assert sorted(r["n"] for r in run.rows("late")) == oracle.fixed()[1]
+
+
+GROW = """
+    create or replace temp table grown as
+    with one as (select k, ts as s, ts + 7 as e, 1 as n, v as total, v as least, 1 as since from events where i = {i}),
+    met as (select o.* from open o, one where o.k is not distinct from one.k and o.s <= one.e and one.s <= o.e)
+    select min(k) as k, min(s) as s, max(e) as e, sum(n) as n, sum(total) as total, min(least) as least, sum(since) as since
+    from (from one union all from met)
+"""
+"""The session that a record makes of those it touches: how many records of it no result has seen."""
+FIRES = "select k, s, e, n, total, least from grown where since >= {size}"
+TAKE_UP = """
+    delete from open o using grown g where o.k is not distinct from g.k and o.s <= g.e and g.s <= o.e;
+    insert into open select * replace (case when since >= {size} then 0 else since end as since) from grown
+"""
+OVER = "from open where e * 1000000 - 1 <= {after}"
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["early and at its end", "count"])
+@FEW
+@example(found=dense(1, 45), way=HARD, size=2)
+@example(found=dense(1, 45), way=OTHER_HARD, size=3)
+@given(found=EVENTS, way=ways(lags=(0, 9)), size=st.integers(1, 4))
+def test_sessions_fire_for_so_many_records_of_all_that_has_become_one(
+    ends: bool, found: Found, way: Way, size: int
+) -> None:
+    kind = KINDS["session"]
+    way = dataclasses.replace(way, idle_after=None, declares=False, disorder=way.lag)  # nothing is late
+    trigger = hf.triggers.event_time(early_count=size) if ends else hf.triggers.count(size)
+
+    def build(stream: hf.KeyedStream) -> hf.Stream:
+        windowed = stream.window(kind.window()).trigger(trigger)
+        return windowed.aggregate("x", n=hf.count(), total=hf.sum("v"), least=hf.min("v"))
+
+    run = ran(way, {"e": events_of(found, kind)}, SCHEMA, build, "late", merges=True)
+    events = run.arrived("e")
+    oracle = Oracle(events, kind, 0)
+    ask = oracle._ask
+    ask(
+        "create temp table open (k varchar, s bigint, e bigint, n bigint, total bigint, least bigint, since bigint)"
+    )
+    expected: list[Any] = []
+    unseen = 0
+    for commit in run.commits:
+        for event in (e for e in events if e["epoch"] == commit.epoch):
+            ask(GROW, i=event["i"])
+            expected += ask(FIRES, size=size)
+            ask(TAKE_UP, size=size)
+        after = commit.clocks.get("x", MIN_TIME)
+        over = ask(f"select k, s, e, n, total, least, since {OVER}", after=after)
+        expected += [row[:-1] for row in over] if ends else []
+        unseen += 0 if ends else sum(row[-1] for row in over)
+        ask(f"delete {OVER}", after=after)
+    assert results(run) == sorted(expected, key=repr)
+    assert sum(c.unseen.get("x", 0) for c in run.commits) == unseen
+    assert run.late == run.left == 0
