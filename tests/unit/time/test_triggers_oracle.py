@@ -28,6 +28,8 @@ from tests.unit.time.test_windows_oracle import (
 
 FEW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 FIXED = ["tumbling, offset", "sliding, uneven and offset"]
+BEHIND = dataclasses.replace(HARD, disorder=ANY_ORDER, lag=0, per_step=3, dies_in=None)
+"""Records that are behind the clock in windows that are open."""
 Found = list[tuple[Any, int, int]]
 OTHER_HARD = dataclasses.replace(HARD, backend="heap", parallelism=4, checkpoint="2 epochs", dies_in=4)
 """And what HARD is not: on the heap, from a checkpoint, with more shards than are lost."""
@@ -212,6 +214,7 @@ def test_a_window_fires_so_long_after_the_first_record_that_no_result_has_seen(
 @FEW
 @example(found=dense(1, 45), way=HARD, every=3, lateness_s=50)
 @example(found=dense(1, 45), way=OTHER_HARD, every=3, lateness_s=0)
+@example(found=dense(2, 60), way=BEHIND, every=7, lateness_s=0)
 @given(found=EVENTS, way=ways(), every=st.integers(1, 7), lateness_s=st.sampled_from([0, 50]))
 def test_a_window_fires_as_event_time_passes_each_period_that_had_records(
     name: str, found: Found, way: Way, every: int, lateness_s: int
