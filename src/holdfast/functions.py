@@ -391,12 +391,12 @@ def count(column: str | None = None) -> Column:
 
 
 def sum(column: str) -> Column:
-    """The sum of a column; null while every value was null."""
+    """The sum of a column; null while every value was null. Of integers and decimals it is exact, or an error."""
     return Column("sum", column)
 
 
 def min(column: str) -> Column:
-    """The smallest value of a column."""
+    """The smallest value of a column; False is smaller than True."""
     return Column("min", column)
 
 
@@ -406,7 +406,7 @@ def max(column: str) -> Column:
 
 
 def mean(column: str) -> Column:
-    """The mean of a column; null while every value was null."""
+    """The mean of a column, always a float: decimals are summed exactly, then divided; null while every value was null."""
     return Column("mean", column)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.log.journal import Journal
-from tests import joined, windowed
+from tests import contents, joined, windowed
 from tests.drivers import state_in
 from tests.spark.test_equals_runner import bytes_in
 from tests.windowed import sinks_in
@@ -27,9 +27,10 @@ from tests.windowed import sinks_in
             ("close/00001", "priced/00000", "together/00000", "rises/00001", "best/00000"),
             "heap",
         ),
+        (contents.build, ("values/00001", "visits/00000", "batches/00001", "sums/00000"), "heap"),
         pytest.param(joined.build, ("close/00000", "rises/00000"), "rocksdb", marks=pytest.mark.slow),
     ],
-    ids=["windows, heap", "windows, rocksdb", "library, heap", "library, rocksdb"],
+    ids=["windows, heap", "windows, rocksdb", "library, heap", "contents, heap", "library, rocksdb"],
 )
 def test_event_time_is_as_in_the_runner_after_a_loss(
     spark: Any, tmp_path: Path, build: Any, lost: tuple[str, ...], backend: str

@@ -17,6 +17,7 @@ from holdfast.engine.keyed import Work
 from holdfast.engine.keys import key_ids
 from holdfast.engine.ranked import Top
 from holdfast.engine.thinning import hopeful, places, thinner_for
+from holdfast.errors import SchemaError
 
 Row = dict[str, Any]
 SCHEMA = pa.schema({"k": pa.string(), "j": pa.int64(), "v": pa.int64(), "w": pa.string(), "n": pa.int64()})
@@ -91,6 +92,24 @@ def test_what_passes_has_the_same_best_as_all(
     keys = {(row["k"], row["j"]) for row in rows}
     assert len(left) <= n * len(keys) * len(cut(rows, lengths)), "no more than can count of each range"
     assert [row["n"] for row in left] == sorted(row["n"] for row in left), "in the order in which they came"
+
+
+@pytest.mark.parametrize("n", [2**63 - 1, 2**70])
+def test_the_best_may_be_more_than_there_can_ever_be(n: int) -> None:
+    rows = [{"k": k, "j": 0, "v": v, "w": None, "n": v} for v in range(3) for k in ("a", "b")]
+    assert passed(thinner(lambda keyed: keyed.top("best", n, by="v")), rows, []) == rows
+
+
+@pytest.mark.parametrize("key", [[1], {"a": 1}], ids=["a list", "a struct"])
+@pytest.mark.parametrize(
+    "build", [lambda keyed: keyed.deduplicate("once"), lambda keyed: keyed.top("once", 1, by="v")]
+)
+def test_a_key_that_can_be_none_is_refused_before_records_are_left_out(key: Any, build: Any) -> None:
+    pipeline = hf.Pipeline("nested")
+    build(pipeline.read("e", hf.records([{"k": key, "v": 1}])).key_by("k")).write("out", hf.memory())
+    with pytest.raises(SchemaError, match="A key can't be of type") as caught:
+        hf.testing.run(pipeline)
+    assert caught.value.uid == "once"
 
 
 @given(ROWS, LENGTHS)

@@ -12,7 +12,9 @@ The user's own aggregates and `reduce` go record by record and are combined in t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import decimal
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import datasketches as ds
@@ -51,15 +53,33 @@ class _Part:
 
 
 def _added(old: pa.Array, new: pa.Array, known: pa.Array) -> pa.Array:
-    return pc.coalesce(pc.add_checked(old, new), old, new)
+    added = _decimals_added(old, new) if pa.types.is_decimal(old.type) else pc.add_checked(old, new)
+    return pc.coalesce(added, old, new)
+
+
+def _decimals_added(old: pa.Array, new: pa.Array) -> pa.Array:
+    """Arrow gives a sum one digit more than its parts and has no type for a 39th: it is told of one less."""
+    kind = old.type
+    wide = pa.decimal128 if pa.types.is_decimal128(kind) else pa.decimal256
+    narrower = wide(kind.precision - 1, kind.scale)
+    added = pc.add(old.view(narrower), new.view(narrower))
+    added.validate(full=True)
+    return added
 
 
 def _smaller(old: pa.Array, new: pa.Array, known: pa.Array) -> pa.Array:
-    return pc.min_element_wise(old, new)
+    return pc.min_element_wise(_in_order(old), _in_order(new))
 
 
 def _larger(old: pa.Array, new: pa.Array, known: pa.Array) -> pa.Array:
-    return pc.max_element_wise(old, new)
+    return pc.max_element_wise(_in_order(old), _in_order(new))
+
+
+def _in_order(values: pa.Array) -> pa.Array:
+    """Values as others in the same order: of truths and of times with a zone Arrow takes no element-wise minimum."""
+    if pa.types.is_boolean(values.type):
+        return values.cast(pa.int8())
+    return values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else values
 
 
 def _kept(old: pa.Array, new: pa.Array, known: pa.Array) -> pa.Array:
@@ -167,6 +187,36 @@ class _ColumnCombiner(Combiner):
         return self._parts.merged(table, key_columns_of(self._key, table.schema), self._redact)
 
 
+def check_aggregates(node: g.Node, columns: Iterable[Column], schema: pa.Schema) -> None:
+    """Raise for an aggregate of a column whose type has no such aggregate."""
+    for one in columns:
+        if one.column is None or one.column not in schema.names:
+            continue
+        kind = schema.field(one.column).type
+        if not _can_be_taken(one.kind, kind):
+            raise SchemaError(
+                f"hf.{one.kind} can't be taken of the column {one.column!r}, which is {kind}.",
+                uid=node.uid,
+                where=node.where,
+                remedy="Cast it before, or use an Aggregate of your own.",
+            )
+
+
+@functools.lru_cache(maxsize=256)
+def _can_be_taken(aggregate: str, kind: pa.DataType) -> bool:
+    """Whether Arrow has what an aggregate of a type needs; it is asked, for its versions differ."""
+    value = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if pa.types.is_null(value):
+        return True
+    one = pa.table({"key": [0], "value": pa.nulls(1, value)}).group_by("key", use_threads=False)
+    try:
+        for part in _PARTS[aggregate]:
+            one.aggregate([("value", part.make, part.options)])
+    except pa.ArrowNotImplementedError:
+        return False
+    return True
+
+
 def key_columns_of(key: g.Key, schema: pa.Schema) -> list[str]:
     return list(key.columns) if key.columns else [n for n in schema.names if n.startswith("__key")]
 
@@ -199,6 +249,7 @@ class Parts:
                 raise SchemaError(
                     f"There is no column {column!r} to aggregate; there are {table.schema.names}."
                 )
+        check_aggregates(self._node, self.columns.values(), table.schema)
         asked = [(column or keys[0], part.make, part.options) for _, column, part in self._plan]
         result = self._grouped(table, keys, asked)
         if self.own:
@@ -230,23 +281,19 @@ class Parts:
         return result
 
     def _grouped(self, table: pa.Table, keys: list[str], asked: Sequence[tuple[str, str, Any]]) -> pa.Table:
-        for summed in sorted({column for column, function, _ in asked if function == "sum"}):
-            self._check_sum(table, keys, summed)
         table, typed = _with_types(table, {column for column, _, _ in asked})
+        wanted = [(typed.get(c, c), f, o) for c, f, o in asked]
+        for summed in sorted({column for column, function, _ in wanted if function == "sum"}):
+            self._check_sum(table, keys, summed)
         grouped = table.group_by(keys, use_threads=False)
-        try:
-            wanted = [(typed.get(c, c), f, o) for c, f, o in asked]
-            made = grouped.aggregate([(c, f, o) if o is not None else (c, f) for c, f, o in wanted])
-        except pa.ArrowNotImplementedError as error:
-            raise SchemaError(
-                f"A column can't be aggregated like this: {error}",
-                remedy="Cast it before, or use an Aggregate of your own.",
-            ) from None
+        made = grouped.aggregate([(c, f, o) if o is not None else (c, f) for c, f, o in wanted])
         columns = made.columns
         # Arrow puts keys first and the aggregates behind them, in the order they were asked for.
         values = columns[len(keys) :] if made.schema.names[: len(keys)] == keys else columns[: len(asked)]
         kept = [
-            pa.nulls(made.num_rows) if column in typed and function in _TYPED else value
+            pa.nulls(made.num_rows)
+            if pa.types.is_null(table.schema.field(column).type) and function in _TYPED
+            else value
             for (column, function, _), value in zip(asked, values, strict=True)
         ]
         arrays = [made.column(k) for k in keys] + kept
@@ -260,21 +307,23 @@ class Parts:
         return result
 
     def _check_sum(self, table: pa.Table, keys: list[str], summed: str) -> None:
-        """Arrow's sums of integers begin anew where they are too large, without a word."""
+        """Arrow's sums of integers and decimals begin anew where they are too large, without a word."""
         values = table[summed]
         if not _may_overflow(values):
             return
-        rough = pa.table([*(table[k] for k in keys), values.cast(pa.float64(), safe=False)], [*keys, _ROW])
+        wide = values.cast(_wider_sum(values.type), safe=False)
+        rough = pa.table([*(table[k] for k in keys), wide], [*keys, _ROW])
         sums = rough.group_by(keys, use_threads=False).aggregate([(_ROW, "sum")])[f"{_ROW}_sum"]
-        if (pc.max(pc.abs(sums)).as_py() or 0.0) >= _greatest(values.type):
+        if (pc.max(pc.abs(sums)).as_py() or 0) >= _greatest(values.type):
             raise self._too_large(values.type)
 
     def _too_large(self, kind: pa.DataType) -> SchemaError:
+        fewer = "with fewer digits behind the point " if pa.types.is_decimal(kind) else ""
         return SchemaError(
             f"A sum is too large for {kind}.",
             uid=self._node.uid,
             where=self._node.where,
-            remedy="Cast the column to float64 or to a decimal before.",
+            remedy=f"Cast the column to float64 or to a decimal {fewer}before.",
         )
 
     def _own_partials(
@@ -350,10 +399,8 @@ class Parts:
             elif body.kind == "mean":
                 total = kept[f"{name}.0"]
                 counted = kept[f"{name}.1"]
-                divisor = counted.cast(pa.float64()) if not pa.types.is_decimal(total.type) else counted
-                amount = (
-                    total.cast(pa.float64(), safe=False) if not pa.types.is_decimal(total.type) else total
-                )
+                divisor = counted.cast(pa.float64())
+                amount = total.cast(pa.float64(), safe=False)
                 divisor = pc.if_else(pc.equal(counted, 0), pa.scalar(None, divisor.type), divisor)
                 made.append((name, pc.divide(amount, divisor)))
             elif body.kind == "approx_distinct":
@@ -383,14 +430,23 @@ def _instants(column: pa.ChunkedArray) -> list[Any]:
     return column_values(column)
 
 
-def _greatest(kind: pa.DataType) -> float:
-    """What a sum of integers of a type must stay below, by what floats can tell."""
+def _wider_sum(kind: pa.DataType) -> pa.DataType:
+    """The type in which a sum that is too large shows."""
+    return pa.decimal256(76, kind.scale) if pa.types.is_decimal128(kind) else pa.float64()
+
+
+def _greatest(kind: pa.DataType) -> float | decimal.Decimal:
+    """What a sum of a type must stay below, by what its wider type can tell."""
+    if pa.types.is_decimal128(kind):
+        return decimal.Decimal(1).scaleb(38 - kind.scale)
+    if pa.types.is_decimal(kind):
+        return float((1 - 2.0**-23) * 10.0 ** (76 - kind.scale))
     return float((1 << 64 if pa.types.is_unsigned_integer(kind) else 1 << 63) - (1 << 40))
 
 
 def _may_overflow(column: pa.ChunkedArray) -> bool:
-    """Whether integers are so many and so large that their sum could be."""
-    if not pa.types.is_integer(column.type) or not len(column):
+    """Whether integers or decimals are so many and so large that their sum could be."""
+    if not (pa.types.is_integer(column.type) or pa.types.is_decimal(column.type)) or not len(column):
         return False
     bounds = pc.min_max(column).as_py()
     return bool(max(abs(bounds["min"] or 0), abs(bounds["max"] or 0)) * len(column) >= _greatest(column.type))
@@ -400,11 +456,17 @@ _TYPED = ("sum", "min", "max", "first", "last")
 
 
 def _with_types(table: pa.Table, columns: set[str]) -> tuple[pa.Table, dict[str, str]]:
-    """The table with a column of numbers for each that was null so far, which Arrow can aggregate; and their names."""
-    still_open = [f.name for f in table.schema if pa.types.is_null(f.type) and f.name in columns]
-    typed = {name: f"__typed_{name}" for name in still_open}
-    for made in typed.values():
-        table = table.append_column(made, pa.nulls(table.num_rows, pa.int64()))
+    """The table with a column that Arrow can aggregate beside each that it can't, and the names of these columns.
+
+    What was null so far is null as numbers; what is a dictionary's is its values.
+    """
+    typed = {}
+    for name in sorted(columns):
+        kind = table.schema.field(name).type
+        if pa.types.is_null(kind) or pa.types.is_dictionary(kind):
+            typed[name] = f"__typed_{name}"
+            plain = pa.int64() if pa.types.is_null(kind) else kind.value_type
+            table = table.append_column(typed[name], table[name].cast(plain))
     return table, typed
 
 

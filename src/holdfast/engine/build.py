@@ -6,8 +6,11 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pyarrow as pa
 
 from holdfast.config import Settings
+from holdfast.engine.aggregate import check_aggregates
+from holdfast.engine.keys import check_alike
 from holdfast.engine.program import Program, output_schema
 from holdfast.errors import HoldfastError, IncompatibleError, PipelineError
 from holdfast.functions import Aggregate, Column
@@ -32,6 +35,7 @@ def build_stages(pipeline: Pipeline) -> Stages:
         nodes.append(node)
     stages = cut(g.Graph(graph.name, tuple(nodes)))
     _check_columns(stages)
+    _check_sides(stages)
     _check_times(stages)
     return stages
 
@@ -76,7 +80,7 @@ def impatient(stages: Stages, worker_s: float | None) -> list[str]:
 
 
 def _check_columns(stages: Stages) -> None:
-    """Raise for a key or an aggregate over a column that its stream is known not to have."""
+    """Raise for a key or an aggregate over a column that its stream is known not to have, or not of a fitting type."""
     for exchange in stages.exchanges:
         schema = output_schema(stages.graph, exchange.node, exchange.tag)
         target = stages.node(exchange.target)
@@ -85,8 +89,9 @@ def _check_columns(stages: Stages) -> None:
         wanted = {name: "key by" for name in exchange.key.columns}
         if target.kind in (g.AGGREGATE, g.WINDOW):
             body = target.body if target.kind == g.AGGREGATE else target.body.columns
-            columns = [c.column for c in body.values() if isinstance(c, Column) and c.column]
-            wanted.update(dict.fromkeys(columns, "aggregate"))
+            columns = [c for c in body.values() if isinstance(c, Column)]
+            check_aggregates(target, columns, schema)
+            wanted.update((c.column, "aggregate") for c in columns if c.column)
         if target.kind == g.TOP:
             wanted.update(dict.fromkeys(target.body.by, "rank by"))
         for name, purpose in wanted.items():
@@ -97,6 +102,21 @@ def _check_columns(stages: Stages) -> None:
                     where=target.where,
                     remedy="Name a column that the stream has.",
                 )
+
+
+def _check_sides(stages: Stages) -> None:
+    """Raise for two sides whose keys are known not to fit each other."""
+    found: dict[int, dict[int, set[tuple[pa.DataType, ...]]]] = {}
+    for exchange in stages.exchanges:
+        schema = output_schema(stages.graph, exchange.node, exchange.tag)
+        if schema is None or not exchange.key.columns:
+            continue
+        side = stages.node(exchange.target).inputs[exchange.order].side
+        kinds = tuple(schema.field(name).type for name in exchange.key.columns)
+        found.setdefault(exchange.target, {}).setdefault(side, set()).add(kinds)
+    for target, sides in found.items():
+        if len(sides) > 1 and all(len(kinds) == 1 for kinds in sides.values()):
+            check_alike(stages.node(target), *(next(iter(sides[side])) for side in sorted(sides)))
 
 
 def _schema_of(node: g.Node) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.data.rows import column_values, one_array
+from holdfast.errors import SchemaError
 from holdfast.plan import graph as g
 
 KEY = "__key"
@@ -48,6 +50,27 @@ def _codes(column: pa.Array) -> tuple[npt.NDArray[np.int64], int]:
     coded = column.dictionary_encode(null_encoding="encode")
     codes = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return codes, len(coded.dictionary)
+
+
+def check_alike(node: g.Node, one: Sequence[pa.DataType], other: Sequence[pa.DataType]) -> None:
+    """Raise unless the keys of an operator's two sides can be equal, and one type holds those of both."""
+    null = pa.types.is_null
+    if len(one) == len(other) and all(
+        a.equals(b) or (fits_int64(a) and fits_int64(b)) or null(a) or null(b)
+        for a, b in zip(one, other, strict=True)
+    ):
+        return
+    raise SchemaError(
+        f"The two sides are keyed by different types: {[str(t) for t in one]} and {[str(t) for t in other]}.",
+        uid=node.uid,
+        where=node.where,
+        remedy="Key both by columns of one type; cast one of them before.",
+    )
+
+
+def fits_int64(kind: pa.DataType) -> bool:
+    """Whether an int64 can hold all integers of a type."""
+    return bool(pa.types.is_integer(kind) and not pa.types.is_uint64(kind))
 
 
 def public_names(key: g.Key, count: int) -> list[str]:

@@ -31,7 +31,7 @@ from holdfast.engine.chain import Chain, Shape
 from holdfast.engine.divergence import came_to, difference, sent_by
 from holdfast.engine.exchange import Control, DataHead, Inbox, by_key_group, control_blob, inboxes
 from holdfast.engine.keyed import Operator, Side, Work, operator_for, stored_schema
-from holdfast.engine.keys import key_names
+from holdfast.engine.keys import check_alike, fits_int64, key_names
 from holdfast.engine.program import (
     Header,
     Program,
@@ -42,7 +42,7 @@ from holdfast.engine.program import (
     read_schemas,
 )
 from holdfast.engine.timing import split_name
-from holdfast.errors import EngineError, HoldfastError, PipelineError, SchemaError, UserCodeError
+from holdfast.errors import EngineError, HoldfastError, PipelineError, UserCodeError
 from holdfast.faults.points import reach
 from holdfast.functions import Context
 from holdfast.io.base import DEAD_LETTER, DEAD_LETTER_SCHEMA, Reading, Source, Target
@@ -355,7 +355,7 @@ def _apply(
     try:
         if sides or late or (operator.timed and state.key_types):
             report.records_in = sum(s.table.num_rows for s in sides)
-            state.key_types = _wider(state.key_types, _key_types(node, sides), node.uid)
+            state.key_types = _wider(node, state.key_types, _key_types(node, sides))
             clocked = bool(clocked_by(program.stages.graph, node))
             context = Context(node.uid, header.epoch, header.now_ms, watermark=before, clocked=clocked)
             behind = by_key_group([t for _, t in late])[0] if late else None
@@ -439,35 +439,25 @@ def _sides(program: Program, node: g.Node, tables: list[tuple[DataHead, pa.Table
 
 
 def _key_types(node: g.Node, sides: list[Side]) -> list[pa.DataType]:
-    """The types of the key; both sides must have keys that can be equal."""
+    """The types of the key, 64 bits wide where one side may have wider integers; both must have keys that can be equal."""
     found = [[s.table.schema.field(n).type for n in key_names(s.key, s.table.schema)] for s in sides]
     for other in found[1:]:
-        alike = len(other) == len(found[0]) and all(
-            a.equals(b)
-            or (pa.types.is_integer(a) and pa.types.is_integer(b))
-            or pa.types.is_null(a)
-            or pa.types.is_null(b)
-            for a, b in zip(found[0], other, strict=True)
-        )
-        if not alike:
-            raise SchemaError(
-                f"The two sides are keyed by different types: {[str(t) for t in found[0]]} and {[str(t) for t in other]}.",
-                uid=node.uid,
-                where=node.where,
-                remedy="Key both by columns of one type; cast one of them before.",
-            )
+        check_alike(node, found[0], other)
     types = [next((t for t in ts if not pa.types.is_null(t)), ts[0]) for ts in zip(*found, strict=True)]
-    if len({i.side for i in node.inputs}) > 1:  # one side may have wider integers than the other
-        return [pa.int64() if pa.types.is_integer(t) and not pa.types.is_uint64(t) else t for t in types]
+    if len({i.side for i in node.inputs}) > 1:
+        return [pa.int64() if fits_int64(t) else t for t in types]
     return types
 
 
-def _wider(known: list[pa.DataType], found: list[pa.DataType], uid: str) -> list[pa.DataType]:
+def _wider(node: g.Node, known: list[pa.DataType], found: list[pa.DataType]) -> list[pa.DataType]:
     """Types that hold the keys in the state and those that come."""
     if not known or not found or known == found:
         return found or known
+    sides = len({i.side for i in node.inputs})  # they may have come in different epochs
+    if sides > 1 and any({a, b} == {pa.int64(), pa.uint64()} for a, b in zip(known, found, strict=False)):
+        check_alike(node, known, found)
     columns = [pa.schema({str(n): t for n, t in enumerate(types)}) for types in (known, found)]
-    return list(unify(columns, uid).types)
+    return list(unify(columns, node.uid).types)
 
 
 def _stamp(program: Program, node: g.Node, side: int) -> Stamp | None:

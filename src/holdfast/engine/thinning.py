@@ -19,6 +19,7 @@ from holdfast.engine.aggregate import Combiner
 from holdfast.engine.keys import key_ids, key_names
 from holdfast.plan import graph as g
 from holdfast.plan.bodies import TopBody
+from holdfast.state.keygroups import check_key_type
 
 Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -45,6 +46,8 @@ class _Thinner(Combiner):
         names = key_names(self._key, table.schema)
         if not table.num_rows or not names or not set(names) <= set(table.schema.names):
             return table  # what is wrong with it is said where it is sent
+        for name in names:
+            check_key_type(table.schema.field(name).type)
         kept = self.kept(table, key_ids(table, names))
         return table if kept.all() else table.filter(pa.array(kept))
 
@@ -70,15 +73,33 @@ class _Best(_Thinner):
         body = self._body
         if not set(body.by) <= set(table.schema.names):
             return np.ones(len(ids), bool)  # `ranked` says that they are missing
-        columns = [one_array(table[name]) for name in body.by]
-        arrived = np.arange(len(ids))
+        kept, contested = settled(
+            ids, hopeful(ids, one_array(table[body.by[0]]), body.ascending[0], body.n), body.n
+        )
+        at = np.flatnonzero(contested)
+        if not len(at):
+            return kept
+        columns = [one_array(table[name].take(pa.array(at))) for name in body.by]
         try:
-            ranks = places(
-                ids, columns, body.ascending, arrived if body.ties == "first" else -arrived, body.n
-            )
+            ranks = places(ids[at], columns, body.ascending, at if body.ties == "first" else -at, body.n)
         except UNRANKABLE:
             return np.ones(len(ids), bool)  # as above
-        return ranks < body.n
+        kept[at] = ranks < body.n
+        return kept
+
+
+def settled(ids: Numbers, hope: Mask, wanted: int) -> tuple[Mask, Mask]:
+    """Which records count for certain, as their id has no more that may; and those of ids that have too many of them.
+
+    Most ids are settled by one column, so that nobody looks at the others, which may be long texts.
+
+    >>> kept, contested = settled(np.array([0, 0, 1, 1]), np.array([True, False, True, True]), 1)
+    >>> kept.tolist(), contested.tolist()
+    ([True, False, False, False], [False, False, True, True])
+    """
+    many = np.bincount(ids[hope], minlength=int(ids.max(initial=-1)) + 1) > wanted
+    contested = hope & many[ids]
+    return hope & ~contested, contested
 
 
 def firsts(ids: Numbers) -> Mask:
@@ -107,6 +128,7 @@ def places(
     >>> places(np.array([0, 0, 0, 1]), [price], [False], np.arange(4), 2).tolist()
     [2, 0, 1, 0]
     """
+    wanted = min(wanted, len(ids))  # more than there are, and maybe more than numpy's integers can count
     found = np.full(len(ids), wanted, np.int64)
     at = np.flatnonzero(hopeful(ids, columns[0], ascending[0], wanted))
     if not len(at):
@@ -140,6 +162,7 @@ def hopeful(ids: Numbers, column: pa.Array, ascending: bool, wanted: int) -> Mas
         return np.ones(len(ids), bool)
     values = column.cast(pa.int64()).to_numpy()
     values = values if ascending else ~values
+    wanted = min(wanted, len(ids))
     order = np.lexsort((values, ids))
     begins = np.flatnonzero(starts(ids[order]))
     ends = np.append(begins[1:], len(order))

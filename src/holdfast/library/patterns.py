@@ -100,5 +100,10 @@ def find(pipeline: Pipeline, inputs: tuple[g.Input, ...], key: g.Key, uid: str, 
     clash = next((s.name for s in wanted.steps if _is_key(s.name, key)), None)
     if clash is not None:
         raise refuse(f"{clash!r} is both a key and a step.", "Give the step another name.")
+    if ENDED in key.columns:
+        raise refuse(
+            f"{ENDED!r} is both a key and what says how a pattern ended.",
+            'Give the column another name before key_by, or key by a function: .key_by(lambda r: r["ended"]).',
+        )
     body = PatternBody(wanted.steps, wanted.within_us)
     return pipeline._add(g.PATTERN, uid, body, inputs, tags=(g.MAIN, TIMEOUT, LATE))

@@ -425,6 +425,8 @@ def test_patterns_that_make_no_sense_are_refused() -> None:
             made, _ = keyed([])
             timed = made.read("f", hf.records([], schema=SCHEMA)).event_time("at", unit="s")
             timed.key_by(lambda r: (r["k"], 1)).pattern("x", one.then(name, bool).within("5s"))
+    with pytest.raises(PipelineError, match=r"\[x\] 'ended' is both a key and what says"):
+        timed.map(dict).key_by("k", "ended").pattern("x", one.then("b", bool).within("5s"))
     with pytest.raises(PipelineError, match="has a 'a' already"):
         one.then("a", bool)
     with pytest.raises(PipelineError, match="between two steps"):
