@@ -108,10 +108,11 @@ class Waiting(LocalRunner):
         return super().run(plan, header)
 
     def wait(self) -> None:
-        """Until no checkpoint is under way."""
-        for thread in threading.enumerate():
-            if thread.name == "holdfast-checkpoint":
-                thread.join()
+        """Until no checkpoint is under way, and what the last one left is cleared up."""
+        for name in ("holdfast-checkpoint", "holdfast-tidy"):  # the first begins the second
+            for thread in threading.enumerate():
+                if thread.name == name:
+                    thread.join()
 
 
 def live(pipeline: hf.Pipeline, directory: Path, **given: Any) -> Life:

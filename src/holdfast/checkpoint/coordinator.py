@@ -1,9 +1,12 @@
-"""Carries checkpoints out beside the epochs: one at a time, on a thread, from decision to clearing up.
+"""Carries checkpoints out beside the epochs: one at a time, on a thread, from decision to outcome.
 
     1 begin     a number, the versions to keep, the barrier in every channel from the next epoch on
     2 upload    each host copies what the store lacks
     3 complete  the metadata record is created: now it counts
     4 clear up  what no kept checkpoint needs: records, plans and commits, files
+
+The backup ends with step 3. Step 4 has a thread of its own, and the next backup waits for it, but not for ever: a store that
+hangs where it is listed may well take what is uploaded. Then the clearing up is disowned, and changes nothing any more.
 
 The driver's thread says what was committed and asks what is due; it never waits here, except when it stops.
 """
@@ -15,7 +18,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from holdfast.checkpoint.calibrate import Reading, calibrate
@@ -40,6 +43,10 @@ EXPIRY_MARGIN_S = 60.0
 FIRST_RETRY_S = 1.0
 """After a failed checkpoint the next is begun so much later at the earliest; then twice as much, and so on."""
 _LAST_RETRY_S = 60.0
+_CLEAR_UP_S = 5.0
+"""So long the next backup waits for the store to be cleared up, or for as long as a backup takes at the most."""
+_JOIN_S = 10.0
+"""So long somebody who waits for the end, or stops, waits for the store to be cleared up."""
 
 Outcome = Checkpoint | FailedCheckpoint
 
@@ -56,6 +63,42 @@ class Expired(Exception):
     """An upload was given up because its time was over."""
 
 
+class Disowned(Exception):
+    """The store took so long to be cleared up that a backup was begun meanwhile."""
+
+
+class ClearingUp(threading.Thread):
+    """One clearing up of the store, and whether it still has a say."""
+
+    def __init__(self, number: int, began_s: float, clear_up: Callable[[], None]) -> None:
+        super().__init__(target=clear_up, name="holdfast-tidy", daemon=True)
+        self.number, self.began_s = number, began_s
+        self._disowned = False
+        self._acts = threading.Lock()
+
+    @property
+    def awaited(self) -> bool:
+        """Whether it is under way, and somebody cares."""
+        return self.is_alive() and not self._disowned
+
+    def disown(self) -> None:
+        """From here on it changes nothing."""
+        with self._acts:
+            self._disowned = True
+
+    def check(self) -> None:
+        """Raise if it was disowned."""
+        if self._disowned:
+            raise Disowned
+
+    @contextlib.contextmanager
+    def acting(self) -> Iterator[None]:
+        """It is not disowned inside; raises if it was before. Never around a call to the store: that may hang."""
+        with self._acts:
+            self.check()
+            yield
+
+
 class Coordinator:
     """The checkpoints of one driver."""
 
@@ -70,18 +113,26 @@ class Coordinator:
         *,
         fingerprint: str = "",
         clock_ms: Callable[[], int] = lambda: int(time.time() * 1000),
+        clock_s: Callable[[], float] = time.monotonic,
         on_outcome: Callable[[Outcome], None] = lambda outcome: None,
         on_read: Callable[[Reading], None] | None = None,
         answers: str | None = None,
     ) -> None:
         self._identity, self._runner, self._journal, self._catalog = identity, runner, journal, catalog
         self._settings, self._url, self._fingerprint = settings, url, fingerprint
-        self._clock_ms, self._on_outcome, self._on_read = clock_ms, on_outcome, on_read
+        self._clock_ms, self._clock_s, self._on_outcome, self._on_read = (
+            clock_ms,
+            clock_s,
+            on_outcome,
+            on_read,
+        )
         self._answers_folder = answers
         self._policy = parse_policy(settings.checkpoint)
         self._tolerance = Tolerance(settings.checkpoint_failures)
         self._pending: PendingCheckpoint | None = None
         self._thread: threading.Thread | None = None
+        self._clearing_up: ClearingUp | None = None
+        """The last one. Set by the thread of a backup, and only while none is alive: each finds itself here."""
         self._ending = threading.Event()
         self._error: BaseException | None = None
         self._keeping: dict[str, list[str]] = {}
@@ -203,7 +254,7 @@ class Coordinator:
         for epoch in [e for e in self._expiries if e <= self.newest_epoch]:
             del self._expiries[epoch]
         now_ms = self._clock_ms()
-        if self._pending is not None:
+        if self._pending is not None or self._waits_for_the_store(stopping):
             return
         wishes = self._journal.wishes()
         backup_s = self._took_ms / 1000 if self._took_ms else usual_s
@@ -227,16 +278,18 @@ class Coordinator:
             if wishes and known.epochs_since <= 0:
                 self._journal.fulfil(wishes)  # the newest checkpoint is of this very version
             return
-        if time.monotonic() < self._not_before_s and not stopping:
+        if self._clock_s() < self._not_before_s and not stopping:
             return
+        self._disown()
         self._begin(commit, plan, trigger, wishes, now_ms)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the checkpoint under way; True if none is any more."""
+        """Wait for the checkpoint under way; True if none is any more. For the store to be cleared up too, but not as long."""
         if self._thread is not None:
             self._thread.join(timeout_s)
             if self._thread.is_alive():
                 return False
+        self._join_clearing_up(timeout_s)
         self._settle()
         return True
 
@@ -245,6 +298,7 @@ class Coordinator:
         self._ending.set()
         if self._thread is not None:
             self._thread.join(30)
+        self._join_clearing_up(_JOIN_S)
 
     # One checkpoint
 
@@ -262,17 +316,9 @@ class Coordinator:
             outcome = self._carry_out(pending, commit, plan, wishes)
             self._ended(outcome)
             if isinstance(outcome, Checkpoint):
-                self._tidy(outcome)
+                self._begin_to_clear_up(outcome)
         except BaseException as error:
             self._error = error
-
-    def _tidy(self, made: Checkpoint) -> None:
-        """Once everybody knows that it is there: nobody waits for a store to list and delete."""
-        try:
-            self._clear_up()
-        except OSError as error:
-            _log.warning("clearing up after checkpoint %d: %s", made.number, error)
-        self._calibrate(made)
 
     def _settle(self) -> None:
         """Take in how the last one ended; raises what the driver must end for."""
@@ -339,10 +385,10 @@ class Coordinator:
         may_s = self._settings.checkpoint_timeout_s
         if self.follows_deadline and self._at_most_s is not None:
             may_s = patience_s(may_s, self._at_most_s, self._tolerance.in_a_row)
-        over_s = time.monotonic() + may_s
+        over_s = self._clock_s() + may_s
 
         def give_up() -> bool:
-            return self._ending.is_set() or time.monotonic() > over_s
+            return self._ending.is_set() or self._clock_s() > over_s
 
         try:
             uploaded = self._runner.upload(folder, shards, give_up) if shards else []
@@ -394,17 +440,83 @@ class Coordinator:
 
     # Clearing up
 
+    def _begin_to_clear_up(self, made: Checkpoint) -> None:
+        """Once everybody knows that it is there: no backup is under way while a store lists and deletes."""
+        if self._clearing_up is not None and self._clearing_up.is_alive():
+            return  # the store hangs; what is left now goes with what later ones leave
+        self._clearing_up = ClearingUp(made.number, self._clock_s(), lambda: self._tidy(made))
+        self._clearing_up.start()
+
+    def _tidy(self, made: Checkpoint) -> None:
+        try:
+            try:
+                self._clear_up()
+            except OSError as error:
+                _log.warning("clearing up after checkpoint %d: %s", made.number, error)
+            self._calibrate(made)
+        except BaseException as error:
+            with contextlib.suppress(Disowned), self._own().acting():
+                self._error = error
+
+    def _waits_for_the_store(self, stopping: bool) -> bool:
+        """Whether the next backup waits: what it uploads beside a listing would look like leftovers.
+
+        Who stops has waited already, and does not ask again.
+        """
+        under_way = self._clearing_up
+        if stopping or under_way is None or not under_way.awaited:
+            return False
+        return self._clock_s() - under_way.began_s <= max(_CLEAR_UP_S, self._at_most_s or 0.0)
+
+    def _disown(self) -> None:
+        """Let nothing be changed any more by who listed the store before what is uploaded next."""
+        under_way = self._clearing_up
+        if under_way is None or not under_way.awaited:
+            return
+        under_way.disown()
+        _log.warning(
+            "Clearing up after checkpoint %d has taken longer than %.0f s: the next backup does not wait for it. "
+            "Look at %s: it may hang where it is listed or deleted from.",
+            under_way.number,
+            self._clock_s() - under_way.began_s,
+            self._store().describe(),
+        )
+
+    def _join_clearing_up(self, timeout_s: float) -> None:
+        if self._clearing_up is not None and self._clearing_up.awaited:
+            self._clearing_up.join(min(timeout_s, _JOIN_S))
+
+    def _own_store(self) -> Storage:
+        """The store, for who clears up and was not disowned."""
+        self._own().check()
+        return self._store()
+
+    def _own(self) -> ClearingUp:
+        """The clearing up whose thread asks."""
+        assert self._clearing_up is not None
+        return self._clearing_up
+
     def _clear_up(self) -> None:
         """Delete what no kept checkpoint needs: records first, so that none names a file that has gone."""
         self._journal.check_fence()
         completed = self._catalog.completed()
-        stored = dict(self._store().list(""))
+        stored = dict(self._own_store().list(""))
         # A listing may be out of date, on a shared disk above all: what it lacks is asked for by name.
-        bad = lacking(completed, {key: self._store().size(key) for key in doubtful(completed, stored)})
-        if bad:
-            self._condemn(completed, bad)
-            return
-        self._lost_in_a_row = 0
+        sizes = {key: self._own_store().size(key) for key in doubtful(completed, stored)}
+        bad = lacking(completed, sizes)
+        with self._own().acting():
+            if bad:
+                self._condemn(completed, bad)
+                return
+            self._lost_in_a_row = 0
+            keys = self._delete_records(completed, stored)
+        # A call that is under way when it is disowned is harmless: the keys were listed before any later upload began,
+        # and no two uploads have a folder in common.
+        self._own_store().delete(keys)
+        reach("checkpoint.after_delete")
+
+    def _delete_records(self, completed: Sequence[Checkpoint], stored: dict[str, int]) -> list[str]:
+        """Delete what the log has too much; the keys that may go from the store next."""
         left = sort_out(
             completed,
             self._settings.checkpoint_keep,
@@ -420,8 +532,7 @@ class Coordinator:
             if self._answers_folder is not None:
                 forget(self._answers_folder, before=min(self._journal.epochs(), default=0))
         reach("checkpoint.between_deletes")
-        self._store().delete(left.keys)
-        reach("checkpoint.after_delete")
+        return left.keys
 
     def _condemn(self, completed: Sequence[Checkpoint], bad: dict[int, str]) -> None:
         """Files have gone from the store. Nothing is deleted now, and the next checkpoint is made without these.
@@ -457,9 +568,9 @@ class Coordinator:
             self._took_ms = outcome.completed_ms - outcome.started_ms
             self._not_before_s, self.code_changed, self._damaged = 0.0, False, False
             if self._lost_in_a_row:  # whether it stays is not known yet
-                self._not_before_s = time.monotonic() + _pause_s(self._lost_in_a_row)
+                self._not_before_s = self._clock_s() + _pause_s(self._lost_in_a_row)
             return
-        self._not_before_s = time.monotonic() + _pause_s(self._tolerance.in_a_row)
+        self._not_before_s = self._clock_s() + _pause_s(self._tolerance.in_a_row)
         if outcome.reason is Reason.STOPPED:
             return
         _log.warning("%s", outcome.sentence())
