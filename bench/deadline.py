@@ -50,6 +50,10 @@ MOST_BACKUPS = 1.5
 """Of a run with so many times as many as asked the deadline is too short: the shorter it is, the more backups are made in vain."""
 SEARCHED_S = (4.0, 600.0)
 ATTEMPTS = 3
+TRACED_EPOCH_S = 1.0
+"""An epoch of the recorded run takes about so long, on any machine."""
+TRIED_EPOCHS = 60
+"""Of the run that tells how many records that is; a new JVM is slow in the first."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,9 @@ class Size:
     """Of a run that the throughput case's deadline is chosen from."""
     cost_epochs: int = 60
     traced_epochs: int = 1_000
-    traced_records: int = 400_000
-    """Of an epoch of the recorded run: long enough that few pass while a backup is made."""
+    traced_keys: int = 400_000
+    traced_records: int = 0
+    """Of an epoch of the recorded run; 0: as many as fill a second, so that few epochs pass while a backup is made."""
     lengths: tuple[int, ...] = (100, 500, 1_000, 2_000)
     reports: int = 4_000
     """Of an epoch of the history case."""
@@ -94,6 +99,7 @@ QUICK = Size(
     epochs=60,
     cost_epochs=15,
     traced_epochs=200,
+    traced_keys=50_000,
     traced_records=50_000,
     lengths=(20, 60),
     side_s=300.0,
@@ -317,9 +323,26 @@ def cost(size: Size, home: Path) -> list[Case]:
     return [Case("cost", value, "of the time in epochs", "0.001", value <= 0.001, sorted(shares), detail)]
 
 
+def in_a_second(size: Size, folder: Path) -> int:
+    """So many records take `TRACED_EPOCH_S` on this machine, to two digits."""
+    sizes = {"keys": size.traced_keys, "records": size.traced_keys}
+    found = side(folder, size.side_s, None, {"checkpoint": "never"}, epochs=TRIED_EPOCHS, **sizes)
+    return rounded(found["records_per_s"] * TRACED_EPOCH_S)
+
+
+def rounded(count: float) -> int:
+    """A number to two digits.
+
+    >>> rounded(784_123.4), rounded(96.2)
+    (780000, 96)
+    """
+    return int(float(f"{count:.1e}"))
+
+
 def fewest(size: Size, home: Path) -> list[Case]:
     """Backups made over the fewest, in a recorded run with enough of them."""
-    sizes = {"keys": size.traced_records, "records": size.traced_records}
+    records = size.traced_records or in_a_second(size, home / "sized")
+    sizes = {"keys": size.traced_keys, "records": records}
     some = max(100, size.traced_epochs // 4)
     learned = calibrated(home / "learned", size, "10s", epochs=some, **sizes)
     wanted, aim = WANTED_BACKUPS * some / FULL.traced_epochs, 1.0
@@ -346,7 +369,7 @@ def fewest(size: Size, home: Path) -> list[Case]:
         # Now it is known better what backups do to this run.
         learned, wanted = folder / "dir", WANTED_BACKUPS * size.traced_epochs / FULL.traced_epochs
         aim *= corrected(wanted / max(1, found["backups"]))
-    return [fewest_case(tried[-1], least, {"tried": tried})]
+    return [fewest_case(tried[-1], least, {"records": records, "tried": tried})]
 
 
 def fewest_case(last: dict[str, Any], least: float, more: dict[str, Any]) -> Case:
@@ -425,7 +448,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--quick", action="store_true", help="so little that it only shows that it runs")
     made.add_argument("--rounds", type=int, help="runs of throughput, and of cost")
     made.add_argument("--cases", default=",".join(CASES), help=f"of {', '.join(CASES)}")
-    made.add_argument("--traced-records", type=int, help="records of an epoch of the clairvoyant case")
+    made.add_argument(
+        "--traced-records",
+        type=int,
+        help="records of an epoch of the clairvoyant case; as many as take a second unless told",
+    )
     made.add_argument("--lengths", help="epochs of history with commas between: 100,500,1000,2000")
     made.add_argument("--deadline", help="of the history case; 70s unless told")
     made.add_argument("--json", action="store_true", help="print one JSON object")
