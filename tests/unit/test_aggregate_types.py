@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
+from holdfast.engine.build import build_stages
 from holdfast.errors import SchemaError
 
 Row = dict[str, Any]
@@ -56,6 +57,7 @@ REFUSED = [
     ("mean", pa.date32()),
     ("sum", pa.dictionary(pa.int8(), pa.string())),
     ("first", pa.decimal128(12, 2)),
+    ("sum", pa.decimal128(12, -2)),
     ("approx_distinct", pa.list_(pa.int64())),
 ]
 
@@ -169,3 +171,13 @@ def test_what_a_type_has_no_aggregate_for_is_refused(
         hf.testing.run(pipeline)
     assert f"[made] hf.{aggregate} can't be taken of the column 'v', which is {kind}." in str(caught.value)
     assert "Cast it before" in str(caught.value)
+
+
+@pytest.mark.parametrize(("aggregate", "kind"), REFUSED, ids=[f"{a} of {k}" for a, k in REFUSED])
+def test_a_type_that_is_known_is_refused_before_there_is_a_record(aggregate: str, kind: pa.DataType) -> None:
+    pipeline = hf.Pipeline("refused")
+    rows = pa.table({"k": pa.array([], pa.int64()), "v": pa.array([], kind)})
+    made = pipeline.read("in", hf.records(rows)).key_by("k").aggregate("made", of=getattr(hf, aggregate)("v"))
+    made.write("out", hf.memory())
+    with pytest.raises(SchemaError, match=r"can't be taken of the column 'v'"):
+        build_stages(pipeline)

@@ -7,6 +7,7 @@ import pyarrow.compute as pc
 import pytest
 
 import holdfast as hf
+from holdfast.engine.build import build_stages
 from holdfast.errors import SchemaError
 from tests.unit.time.test_connect import Paired
 
@@ -41,6 +42,15 @@ def test_keys_that_no_integer_type_holds_together_are_refused(
         unlike(kinds, rights, known)
     assert caught.value.uid == "pairs"
     assert "cast one of them" in str(caught.value)
+
+
+def test_keys_of_known_types_are_refused_before_there_is_a_record() -> None:
+    pipeline = hf.Pipeline("unlike")
+    left, right = (pa.table({"k": pa.array([], kind), "n": pa.array([], pa.int64())}) for kind in UNLIKE[0])
+    sides = pipeline.read("left", hf.records(left)), pipeline.read("right", hf.records(right))
+    sides[0].key_by("k").connect(sides[1].key_by("k")).process("pairs", Paired()).write("out", hf.memory())
+    with pytest.raises(SchemaError, match=r"keyed by different types.*uint64"):
+        build_stages(pipeline)
 
 
 def test_keys_of_other_widths_are_one_key() -> None:

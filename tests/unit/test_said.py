@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from holdfast.config import resolve
 from holdfast.faults.kinds import Fault
-from holdfast.recovery.estimate import OF_DRIVER, Learned, Notice
+from holdfast.recovery.estimate import OF_DRIVER, Learned, Notice, detection
 from holdfast.recovery.explain import UNSEEN_WORKER, explain
 from holdfast.recovery.feasible import TELL_EVERY_S, Said
 from holdfast.recovery.guard import Guard
-from holdfast.recovery.memory import read_memory
+from holdfast.recovery.memory import read_memory, read_outcomes
 from holdfast.supervise.strategies import (
     End,
     FailureRate,
@@ -98,6 +98,24 @@ def test_a_run_that_begins_with_a_long_history_says_that_the_deadline_is_not_hel
     assert "the deadline of 70 s is held again" in caplog.records[-1].getMessage()
 
 
+def test_what_cannot_be_held_any_more_is_not_said_to_be_held_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A fault that moved from "not held now" to "can't be held" was gone from the first, which said that all was well."""
+    now = [1000.0]
+    guard = made(tmp_path, clock_s=lambda: now[0])
+    guard.start(LONG[-1], LONG, None)
+    guard.decide()
+    assert "is not held now: after host " in caplog.text
+    guard.learned.fetch = Known(500.0, 1e-9, 1e-9)  # what is there takes so long to load that no backup helps
+    now[0] += 2 * TELL_EVERY_S
+    guard.decide()
+    now[0] += 2 * TELL_EVERY_S
+    guard.decide()
+    assert guard._over() and "can't be held" in caplog.text
+    assert "held again" not in caplog.text
+
+
 def test_an_epoch_that_cannot_be_cut_and_is_too_large_is_said_when_it_begins(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -145,6 +163,21 @@ def test_a_driver_that_nobody_would_start_again_is_not_taken_for_one_that_comes_
     now[0] += 60
     guard.decide()
     assert (set(OF_DRIVER) <= {e.fault for e in guard.estimates}) is then, "once the falls are long ago"
+
+
+def test_a_driver_that_froze_teaches_no_silence_when_it_is_the_last_to_be_started(tmp_path: Path) -> None:
+    """Nobody would notice the next fall, but this one was noticed: its silence is detection, and no start of anything."""
+    now = [1000.0]
+    fell = {"HOLDFAST_FELL": f"{int(1000 * (now[0] - 20))} silent", "HOLDFAST_RESTARTS": "inf 570 1 1"}
+    guard = made(tmp_path, environment=fell, clock_s=lambda: now[0])
+    guard.start(None, [], None)
+    guard.decide()
+    assert Fault.DRIVER_FREEZE not in {e.fault for e in guard.estimates}
+    done(guard, 1)
+    (outcome,) = read_outcomes(tmp_path)
+    assert NOTICE.driver_s is not None and outcome.fault == "driver-freeze"
+    assert outcome.measured.detection == pytest.approx(detection(Fault.DRIVER_FREEZE, NOTICE).mean)
+    assert outcome.measured.environment <= 20 - NOTICE.driver_s
 
 
 STRATEGIES: list[Strategy] = [NoRestart(), FailureRate(1, 60.0), FailureRate(3, 20.0)]

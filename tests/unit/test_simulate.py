@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import random
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from typer.testing import CliRunner
 
 from holdfast.checkpoint.policy import Never, parse_policy
 from holdfast.cli.app import app
+from holdfast.cli.simulate import _notice
+from holdfast.config import resolve
 from holdfast.errors import ConfigError, DirectoryError, MissingExtraError
 from holdfast.faults.kinds import Fault
 from holdfast.recovery.estimate import History, Learned, Notice
@@ -356,3 +359,9 @@ def test_a_directory_without_a_trace_is_said(tmp_path: Path) -> None:
     assert isinstance(error, DirectoryError) and FILE in error.message and error.remedy
     gone = call(tmp_path / "gone", "--deadlines", "10s").exception
     assert isinstance(gone, DirectoryError) and gone.remedy
+
+
+@pytest.mark.parametrize(("restart", "again"), [("none", False), ("exponential", True), ("rate 1 10m", True)])
+def test_a_driver_that_nobody_starts_again_is_not_simulated_to_come_back(restart: str, again: bool) -> None:
+    notice = _notice(resolve({"restart": restart}, environment={}).settings)
+    assert (notice.driver_s is not None) is again and math.isfinite(notice.restart_s)

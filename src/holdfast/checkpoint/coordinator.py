@@ -81,10 +81,13 @@ class ClearingUp(threading.Thread):
         """Whether it is under way, and somebody cares."""
         return self.is_alive() and not self._disowned
 
-    def disown(self) -> None:
-        """From here on it changes nothing."""
-        with self._acts:
-            self._disowned = True
+    def disown(self, *, wait: bool = False) -> bool:
+        """From here on it changes nothing. False while it is changing something, unless that is waited for."""
+        if not self._acts.acquire(blocking=wait):
+            return False
+        self._disowned = True
+        self._acts.release()
+        return True
 
     def check(self) -> None:
         """Raise if it was disowned."""
@@ -280,8 +283,8 @@ class Coordinator:
             return
         if self._clock_s() < self._not_before_s and not stopping:
             return
-        self._disown()
-        self._begin(commit, plan, trigger, wishes, now_ms)
+        if self._disown(wait=stopping):
+            self._begin(commit, plan, trigger, wishes, now_ms)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the checkpoint under way; True if none is any more. For the store to be cleared up too, but not as long."""
@@ -299,6 +302,8 @@ class Coordinator:
         if self._thread is not None:
             self._thread.join(30)
         self._join_clearing_up(_JOIN_S)
+        if self._clearing_up is not None:
+            self._clearing_up.disown()
 
     # One checkpoint
 
@@ -468,12 +473,13 @@ class Coordinator:
             return False
         return self._clock_s() - under_way.began_s <= max(_CLEAR_UP_S, self._at_most_s or 0.0)
 
-    def _disown(self) -> None:
-        """Let nothing be changed any more by who listed the store before what is uploaded next."""
+    def _disown(self, *, wait: bool) -> bool:
+        """Let nothing be changed any more by who listed the store before what is uploaded next; whether that is sure."""
         under_way = self._clearing_up
         if under_way is None or not under_way.awaited:
-            return
-        under_way.disown()
+            return True
+        if not under_way.disown(wait=wait):
+            return False  # it deletes records, which takes a while after many epochs without a backup
         _log.warning(
             "Clearing up after checkpoint %d has taken longer than %.0f s: the next backup does not wait for it. "
             "Look at %s: it may hang where it is listed or deleted from.",
@@ -481,6 +487,7 @@ class Coordinator:
             self._clock_s() - under_way.began_s,
             self._store().describe(),
         )
+        return True
 
     def _join_clearing_up(self, timeout_s: float) -> None:
         if self._clearing_up is not None and self._clearing_up.awaited:
@@ -504,6 +511,7 @@ class Coordinator:
         # A listing may be out of date, on a shared disk above all: what it lacks is asked for by name.
         sizes = {key: self._own_store().size(key) for key in doubtful(completed, stored)}
         bad = lacking(completed, sizes)
+        self._journal.check_fence()  # the store may have taken its time
         with self._own().acting():
             if bad:
                 self._condemn(completed, bad)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -124,14 +125,16 @@ def _share(directory: Path) -> float | None:
 def _notice(settings: Settings) -> Notice:
     """By what faults would be noticed with these settings, under a supervisor."""
     from holdfast.engine.session import notice_of, timeouts
-    from holdfast.supervise.strategies import delay_s, parse_restart
+    from holdfast.supervise.strategies import delays_s, parse_restart
 
+    restart_s, _, _ = delays_s([], parse_restart(settings.restart), 0.0)
+    again = math.isfinite(restart_s)
     return notice_of(
         {**timeouts(settings), **settings.spark},
         local=settings.master is None or settings.master.startswith("local"),
-        supervised_s=settings.driver_timeout_s,
+        supervised_s=settings.driver_timeout_s if again else None,
         wait_for_home_s=settings.wait_for_home_s,
-        restart_s=delay_s(parse_restart(settings.restart)),
+        restart_s=restart_s if again else 0.0,
     )
 
 

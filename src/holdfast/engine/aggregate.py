@@ -211,7 +211,8 @@ def _can_be_taken(aggregate: str, kind: pa.DataType) -> bool:
     one = pa.table({"key": [0], "value": pa.nulls(1, value)}).group_by("key", use_threads=False)
     try:
         for part in _PARTS[aggregate]:
-            one.aggregate([("value", part.make, part.options)])
+            made = one_array(one.aggregate([("value", part.make, part.options)])[f"value_{part.make}"])
+            part.join(made, made, pa.array([True]))
     except pa.ArrowNotImplementedError:
         return False
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -99,9 +100,16 @@ class TimeStep:
                 remedy=f'Filter them before, or have them with missing="side" and stream.side("{UNTIMED}").',
             )
         self._seen.untimed[uid] = self._seen.untimed.get(uid, 0) + count
-        table = batch.table(None)
-        self._untimed.push(Batch(table=table.filter(pa.array(missing))))
-        return Batch(table=table.filter(pa.array(~missing))), times[~missing]
+        self._untimed.push(_where(batch, missing))
+        return _where(batch, ~missing), times[~missing]
+
+
+def _where(batch: Batch, mask: npt.NDArray[np.bool_]) -> Batch:
+    """Some records, as they are: dicts stay dicts, or their values would depend on who is in the batch with them."""
+    table = batch.known_table
+    if table is None:
+        return Batch(rows=list(compress(batch.rows(), mask.tolist())))
+    return Batch(table=table.filter(pa.array(mask)))
 
 
 def _column(batch: Batch, name: str, missing: str) -> pa.Array | pa.ChunkedArray:

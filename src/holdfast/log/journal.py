@@ -196,7 +196,7 @@ class Journal:
 
     def trim(self, upto: int) -> int:
         """Delete plans and commits up to an epoch, but never the newest: how many epochs went."""
-        gone = [e for e in self.epochs()[:-1] if e <= upto]
+        gone = {e for e in self.epochs()[:-1] if e <= upto}
         for name in self._store.list("plans"):
             if int(name.split("-")[0]) in gone:
                 self._store.delete(f"plans/{name}")

@@ -209,8 +209,8 @@ def _unbounded(notice: Notice) -> Iterator[str]:
     """What no setting of ours bounds."""
     if notice.driver_s is None:
         yield (
-            "Nobody starts the driver again: run with --supervise and another restart than none, and faults of the driver "
-            "are covered too."
+            "Nobody starts the driver again if it falls now: run with --supervise and a restart that allows it, and faults "
+            "of the driver are covered too."
         )
         if notice.local:
             yield "In local mode a lost host is the driver's as well: its figure counts from when somebody starts it again."

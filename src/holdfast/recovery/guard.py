@@ -403,6 +403,11 @@ class Guard:
                 "no deadline is held for its faults."
             )
 
+    @property
+    def _supervised(self) -> Notice:
+        """Who notices what, a driver's fall included, also where the next one would be the last: the last one was noticed."""
+        return msgspec.structs.replace(self._notice, driver_s=self._supervised_s)
+
     def _least_epoch(self) -> int:
         fixed_s, each_s = self.learned.epoch.weights
         return least_epoch(fixed_s, each_s, self._standing.mean_records or 0.0, self._pace_s())
@@ -509,8 +514,10 @@ class Guard:
             faults = [fault for fault in self.faults if fault.label in labels]
             return self._explained(self._forecast_for, faults), self._explained(self._floor(), faults)
 
-        over = [label for label in self._over() if label not in self._beyond]
-        self._teller.over(over, self._clock_s(), told)
+        every = self._over()
+        over = [label for label in every if label not in self._beyond]
+        if over or not every:  # one that can't be held any more is not held again
+            self._teller.over(over, self._clock_s(), told)
 
     # Backups
 
@@ -583,7 +590,7 @@ class Guard:
         # A job that Spark repaired by itself has the whole outage in it: no more than usual is computing.
         usual = self.learned.epoch.predict([1.0, float(commit.records_in)]).mean
         recomputing_s = took.replayed_s + min(run_s, usual)
-        measured = attribute(took_s, fault, self._notice, loading_s, recomputing_s)
+        measured = attribute(took_s, fault, self._supervised, loading_s, recomputing_s)
         outcome = Outcome(
             fault=fault.label,
             epoch=commit.epoch,
@@ -636,7 +643,7 @@ class Guard:
         for told, fault, own in drilled(self._directory, self.learned.outcomes):
             loading_s = own.measured.loading if own is not None else told.estimated.loading
             recomputing_s = own.measured.recomputing if own is not None else told.estimated.recomputing
-            measured = attribute(told.took_s, fault, self._notice, loading_s, recomputing_s)
+            measured = attribute(told.took_s, fault, self._supervised, loading_s, recomputing_s)
             self._learn_outcome(msgspec.structs.replace(told, measured=measured))
 
     # Keeping

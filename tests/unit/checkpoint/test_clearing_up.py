@@ -212,6 +212,66 @@ def test_a_deletion_that_goes_on_when_it_is_disowned_takes_nothing_of_the_next_b
     assert files >= {f.key for c in scene.life.catalog.completed() for f in c.files}
 
 
+class Trimming:
+    """A log that takes long to trim: of records, not of the store, so it is not given up in the middle."""
+
+    def __init__(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.hangs, self.go = threading.Event(), threading.Event()
+        trim = scene.coordinator._journal.trim
+
+        def slowly(upto: int) -> int:
+            self.hangs.set()
+            assert self.go.wait(WAKES_S)
+            return trim(upto)
+
+        monkeypatch.setattr(scene.coordinator._journal, "trim", slowly)
+
+
+def test_a_log_that_takes_long_to_trim_holds_no_epoch_up_and_the_next_backup_until_it_is_through(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.epoch()
+    assert scene.coordinator.wait(WAKES_S)
+    log = Trimming(scene, monkeypatch)
+    scene.epoch()
+    assert log.hangs.wait(WAKES_S)
+    scene.epoch()
+    scene.now_s += 6.0
+    assert scene.consider() is None, "asked, and answered at once"
+    assert scene.backed_up() == [1, 2]
+    log.go.set()
+    for thread in tidying():
+        thread.join(WAKES_S)
+    assert scene.consider() == 3
+    scene.backup_ends()
+    newest = scene.life.catalog.completed()[-1]
+    assert newest.epoch == 3 and scene.kept()[0] >= {f.key for f in newest.files}
+
+
+def test_who_has_stopped_deletes_nothing_any_more_when_its_store_wakes_up(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a notebook the next generation may be running in the same process by then."""
+    monkeypatch.setattr(coordinator, "_JOIN_S", 0.01)
+    scene.hang()
+    scene.coordinator.stop()
+    before = scene.kept()
+    scene.wake()
+    assert scene.kept() == before and not scene.store.deleted
+
+
+def test_a_driver_that_was_replaced_while_its_store_hung_deletes_nothing(
+    scene: Scene, tmp_path: Path
+) -> None:
+    scene.hang()
+    Journal.at(tmp_path).take(operators={})
+    before = scene.kept()
+    scene.wake()
+    assert scene.kept() == before and not scene.store.deleted
+    with pytest.raises(FencedError, match="Generation 2"):
+        scene.coordinator.wait(WAKES_S)
+
+
 def test_a_driver_that_was_replaced_hears_of_it_from_clearing_up(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

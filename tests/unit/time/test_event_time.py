@@ -353,6 +353,23 @@ def test_a_dict_that_lacks_the_time_has_none_and_a_whole_number_may_be_a_float()
     assert [r["n"] for r in result.rows("out")] == [3] and len(result.rows("without")) == 1
 
 
+@pytest.mark.parametrize("per_epoch", [1, 3])
+def test_what_a_record_is_does_not_depend_on_one_without_a_time_beside_it(per_epoch: int) -> None:
+    """One without a time made a table of the whole batch: the 1 beside it became 1.0, and a missing field a None."""
+
+    def told(row: Row) -> Row:
+        return [{"v": 1, "at": 5}, {"v": 2.5, "at": 6, "more": True}, {"v": 3}][row["n"]]
+
+    made = hf.Pipeline("p")
+    timed = made.read("in", hf.records([{"n": n} for n in range(3)], per_epoch=per_epoch)).map(told)
+    timed = timed.event_time("at", unit="s", missing="side")
+    timed.map(lambda r: {"text": repr(r)}).write("out", hf.memory())
+    timed.side("untimed").map(lambda r: {"text": repr(r)}).write("without", hf.memory())
+    result = hf.testing.run(made)
+    texts = [[r["text"] for r in result.rows(uid)] for uid in ("out", "without")]
+    assert texts == [["{'v': 1, 'at': 5}", "{'v': 2.5, 'at': 6, 'more': True}"], ["{'v': 3}"]]
+
+
 def test_a_dict_without_a_time_is_shown_as_it_is_and_one_too_large_is_named() -> None:
     for made_of, said in (
         (lambda r: {"k": "a"} if r["v"] else {"k": "a", "at": 1}, r"there are \['k'\]"),
