@@ -15,12 +15,15 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 from hypothesis import strategies as st
 
 import holdfast as hf
+from holdfast.engine import driver
 from holdfast.engine.program import Program
+from holdfast.faults.points import reach
 from holdfast.io.base import Limit, Offer, Range, Reading, Source
 from holdfast.io.memory import MemorySink
 from holdfast.log.records import Commit, Plan
@@ -58,11 +61,17 @@ class Way:
     parallelism: int
     backend: str
     dies_in: int | None
-    """The epoch whose work is done and not decided when the driver dies; None: it lives on."""
+    """The epoch whose work is done when the driver dies; None: it lives on."""
     lost: frozenset[int]
     """The shards whose state is gone by then."""
     away_ms: int
     checkpoint: str
+    decided: bool = False
+    """Whether the epoch in which it dies is decided by then, and not published; otherwise it is done and not decided."""
+    behind: bool = False
+    """Whether the operator stands behind another keyed stage, which loses the same shards."""
+    rule: str = "bounded"
+    """How watermarks come about: `bounded` and `periodic` by the greatest time of a split, `punctuated` by some records."""
 
     @property
     def waits_for_all(self) -> bool:
@@ -89,6 +98,9 @@ def ways(*, lags: tuple[int, ...] = (0, 9, 200)) -> st.SearchStrategy[Way]:
         lost=st.frozensets(st.integers(0, 3)),
         away_ms=st.sampled_from([0, 60_000]),
         checkpoint=st.sampled_from(["never", "2 epochs"]),
+        decided=st.booleans(),
+        behind=st.sampled_from([False, False, True]),
+        rule=st.sampled_from(["bounded", "bounded", "periodic", "punctuated"]),
     )
 
 
@@ -108,6 +120,7 @@ HARD = Way(
     lost=frozenset({0, 1}),
     away_ms=60_000,
     checkpoint="never",
+    behind=True,
 )
 """All at once, for what must not be left to be drawn: silences, late records, a death that takes all state, RocksDB."""
 
@@ -180,6 +193,13 @@ class Died(Exception):
     """The driver is gone."""
 
 
+class Passing(hf.KeyedProcess):
+    """A keyed stage that lets its records pass."""
+
+    def process(self, key: Any, record: Row, ctx: hf.Context) -> Iterator[Row]:
+        yield record
+
+
 class _Clock:
     now_ms = FIRST_MS
 
@@ -188,19 +208,27 @@ class _Clock:
 
 
 class _Mortal(Waiting):
-    """Time goes on by a step an epoch; in one of them it dies when the work is done, before it is decided."""
+    """Time goes on by a step an epoch; in one of them it dies when the work is done, before it is decided or right after."""
 
-    def __init__(self, program: Program, clock: _Clock, dies_in: int) -> None:
+    def __init__(self, program: Program, clock: _Clock, dies_in: int, decided: bool) -> None:
         super().__init__(program)
-        self._clock, self._dies_in = clock, dies_in
+        self._clock, self._dies_in, self._decided = clock, dies_in, decided
+        self._epoch = 0
         self.home = Path(program.state_root) / program.home
 
     def run(self, plan: Any, header: Any) -> Any:
         reports = super().run(plan, header)
-        if plan.epoch == self._dies_in:
+        if plan.epoch == self._dies_in and not self._decided:
             raise Died
+        self._epoch = plan.epoch
         self._clock.now_ms = max(self._clock.now_ms, plan.now_ms + STEP_MS)
         return reports
+
+    def reach(self, point: str) -> None:
+        """Its driver has come to a point."""
+        if point == "commit.after_record" and self._epoch == self._dies_in:
+            raise Died
+        reach(point)
 
 
 @dataclasses.dataclass
@@ -257,8 +285,13 @@ def ran(
     made = hf.Pipeline("arrivals")
     steps = arranged(rows, way)
     sources = {uid: Arriving(steps[uid], way, schema) for uid in rows}
-    time: dict[str, Any] = {"unit": "s", "out_of_order": f"{way.lag * unit_s}s", "idle_after": way.idle_after}
-    out = build(*(made.read(u, s).event_time("at", **time).key_by("k") for u, s in sources.items()))
+    time: dict[str, Any] = {"unit": "s", "idle_after": way.idle_after, **Rule.of(way, unit_s).told}
+
+    def keyed(uid: str) -> hf.KeyedStream:
+        stream = made.read(uid, sources[uid]).event_time("at", **time).key_by("k")
+        return stream.process(f"before-{uid}", Passing(), schema=schema).key_by("k") if way.behind else stream
+
+    out = build(*map(keyed, sources))
     sinks = {uid: hf.memory() for uid in ("out", *sides)}
     out.write("out", sinks["out"])
     for side in sides:
@@ -273,20 +306,51 @@ def ran(
     return found
 
 
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """How watermarks come about: what a pipeline is told of it, and what the times of some records of a split lead to."""
+
+    told: dict[str, Any]
+    mark_us: Callable[[list[int]], int]
+
+    @staticmethod
+    def of(way: Way, unit_s: int) -> Rule:
+        lag_s = way.lag * unit_s
+
+        def behind(greatest_ms: int) -> int:
+            return greatest_ms - greatest_ms % (3000 * unit_s) - lag_s * 1000 - 1
+
+        def carried(record: Row) -> int | None:
+            return (record["at"] - lag_s) * 1000 - 1 if record["at"] // unit_s % 3 == 0 else None
+
+        def punctuated(times: list[int]) -> int:
+            marks = [mark for at in times if (mark := carried({"at": at})) is not None]
+            return max(marks) * 1000 + 999 if marks else MIN_TIME
+
+        match way.rule:
+            case "periodic":
+                told = {"watermark": hf.periodic(behind)}
+                return Rule(told, lambda times: behind(max(times) * 1000) * 1000 + 999)
+            case "punctuated":
+                return Rule({"watermark": hf.punctuated(carried)}, punctuated)
+        return Rule({"out_of_order": f"{lag_s}s"}, lambda times: (max(times) - lag_s) * 1_000_000 - 1)
+
+
 def check_clocks(run: Run, way: Way, unit_s: int, merges: bool) -> None:
     """Hold the clock of "x" against the records that were read: the least over all splits that were not idle, never back.
 
     Where windows merge it is a microsecond behind that. Who is idle is taken from the plans; where all splits of a source
     are, the clock only must not go back.
     """
-    greatest: dict[tuple[str, str], int] = {}
+    rule = Rule.of(way, unit_s)
+    found_so_far: dict[tuple[str, str], int] = {}
     clock = MIN_TIME
     for plan, commit in zip(run.plans, run.commits, strict=True):
         heard = {(one.source, one.piece.split) for one in plan.ranges}
         for one in plan.ranges:
             pair = one.source, one.piece.split
-            came = max(row["at"] for row in run.sources[one.source].of(one.piece))
-            greatest[pair] = max(came, greatest.get(pair, came))
+            mark = rule.mark_us([row["at"] for row in run.sources[one.source].of(one.piece)])
+            found_so_far[pair] = max(mark, found_so_far.get(pair, mark))
         found = commit.clocks.get("x", MIN_TIME)
         if plan.ended:
             assert found == MAX_TIME
@@ -301,12 +365,7 @@ def check_clocks(run: Run, way: Way, unit_s: int, merges: bool) -> None:
             for uid in run.sources
         }
         if all(waited.values()):
-            marks = [
-                (greatest[pair] - way.lag * unit_s) * 1_000_000 - 1 if pair in greatest else MIN_TIME
-                for pairs in waited.values()
-                for pair in pairs
-            ]
-            least = min(marks)
+            least = min(found_so_far.get(pair, MIN_TIME) for pairs in waited.values() for pair in pairs)
             assert found == max(clock, least - (merges and least > MIN_TIME)), f"epoch {plan.epoch}"
         assert found >= clock, f"epoch {plan.epoch}"
         clock = found
@@ -335,7 +394,7 @@ def _in_two_lives(
     runners: list[_Mortal] = []
 
     def mortal(program: Program) -> _Mortal:
-        runners.append(_Mortal(program, clock, dies_in))
+        runners.append(_Mortal(program, clock, dies_in, way.decided))
         return runners[-1]
 
     def life() -> Any:
@@ -353,22 +412,23 @@ def _in_two_lives(
 
     died = False
     try:
-        first = life()
+        with mock.patch.object(driver, "reach", lambda point: runners[0].reach(point) if runners else None):
+            first = life()
         assert way.dies_in is None or first.driver.last_epoch < way.dies_in, "it was to die, and lived on"
     except Died:
         died = True
         runners[0].close()  # the state's files are let go of, as by a process that is gone
-        for shard in way.lost:
-            shutil.rmtree(runners[0].home / "x" / f"{shard:05d}", ignore_errors=True)
+        for stage in ["x", *(f"before-{uid}" for uid in sources if way.behind)]:
+            for shard in way.lost:
+                shutil.rmtree(runners[0].home / stage / f"{shard:05d}", ignore_errors=True)
     dies_in = 0
     clock.now_ms += way.away_ms
     second = life()
     runners[-1].close()
     epochs = range(1, second.driver.last_epoch + 1)
     plans, commits = ([read(e) for e in epochs] for read in (second.journal.plan, second.journal.commit))
-    assert not died or [c.generation for c in commits[dying - 1 : dying]] == [2], (
-        "it died, and was not followed"
-    )
+    assert not died or commits[dying - 1].generation == (1 if way.decided else 2), "it died, and was not followed"
+    assert len(commits) <= dying or commits[dying].generation == 2
     left = _left(Path(second.program.state_root), second.program.home, commits)
     lacking = 0 if second.recovery.last is None else second.recovery.last.lacking
     return Run(sinks, sources, plans, commits, left, lacking)

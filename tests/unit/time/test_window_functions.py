@@ -52,7 +52,9 @@ class Same(hf.Assigner):
 
 
 def seconds(moment: dt.datetime | None) -> int | None:
-    return None if moment is None else int(moment.replace(tzinfo=dt.timezone.utc).timestamp())
+    if moment is None:
+        return None
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=dt.timezone.utc)).timestamp())
 
 
 def bounds(row: Row) -> tuple[Any, ...]:
@@ -99,26 +101,28 @@ def epochs(*rows: list[Row], bounded: bool = False) -> Script:
 # Beside SQL
 
 
-@pytest.mark.parametrize("name", ["tumbling", "sliding, uneven and offset", "session"])
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.parametrize("name", KINDS)
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @example(found=dense(1, 45), way=HARD, allowed=8, whole=True)
 @given(found=EVENTS, way=ways(), allowed=ALLOWED, whole=st.booleans())
 def test_every_window_has_the_records_that_sql_says_once(
     name: str, found: Any, way: Way, allowed: int, whole: bool
 ) -> None:
     kind = KINDS[name]
+    lateness_s = allowed * kind.unit_s
 
     def build(stream: hf.KeyedStream) -> hf.Stream:
-        windowed = stream.window(Same(kind.window())).allowed_lateness(f"{allowed}s")
+        windowed = stream.window(Same(kind.window())).allowed_lateness(f"{lateness_s}s")
         if whole:
             return windowed.process("x", Numbers())
         return windowed.reduce("x", lambda a, b: {**b, "v": a["v"] + b["v"]})
 
-    run = ran(way, {"e": events_of(found, kind)}, TOLD, build, "late", merges=bool(kind.gap))
+    events = events_of(found, kind)
+    run = ran(way, {"e": events}, TOLD, build, "late", unit_s=kind.unit_s, merges=bool(kind.gap))
     kept = ("n", "total", "least", "ns") if whole else ("v",)
     rows = [(*bounds(r), *(r[name] for name in kept)) for r in run.rows("out")]
     columns = (0, 1, 2, 3, 4, 5, 6) if whole else (0, 1, 2, 4)
-    check(run, rows, kind, allowed, columns=columns, one_by_one=True)
+    check(run, rows, kind, lateness_s, columns=columns, one_by_one=True)
 
 
 # Beside aggregates in batches
