@@ -16,7 +16,7 @@ import holdfast as hf
 from holdfast.errors import PipelineError, SchemaError, UserCodeError
 from tests.arrivals import HARD, Way, ran, ways
 from tests.unit.time.test_event_time import Script, at
-from tests.unit.time.test_windows_oracle import ALLOWED, EVENTS, KINDS, check, dense, events_of
+from tests.unit.time.test_windows_oracle import ALLOWED, EVENTS, KINDS, Kind, check, dense, events_of
 from tests.unit.time.test_windows_oracle import SCHEMA as TOLD
 
 Row = dict[str, Any]
@@ -49,6 +49,15 @@ class Same(hf.Assigner):
 
     def assign(self, at_us: int, record: Row) -> Any:
         return self.inner.assign(at_us, record)
+
+
+class Touching(hf.Assigner):
+    """Two seconds around each record, merged."""
+
+    merging = True
+
+    def assign(self, at_us: int, record: Row) -> list[hf.Window]:
+        return [hf.Window(at_us - 2_000_000, at_us + 2_000_000)]
 
 
 def seconds(moment: dt.datetime | None) -> int | None:
@@ -100,15 +109,17 @@ def epochs(*rows: list[Row], bounded: bool = False) -> Script:
 
 # Beside SQL
 
+ALL_KINDS = {**KINDS, "one's own that merge": Kind(Touching, gap="2", back="2")}
 
-@pytest.mark.parametrize("name", KINDS)
+
+@pytest.mark.parametrize("name", ALL_KINDS)
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @example(found=dense(1, 45), way=HARD, allowed=8, whole=True)
 @given(found=EVENTS, way=ways(), allowed=ALLOWED, whole=st.booleans())
 def test_every_window_has_the_records_that_sql_says_once(
     name: str, found: Any, way: Way, allowed: int, whole: bool
 ) -> None:
-    kind = KINDS[name]
+    kind = ALL_KINDS[name]
     lateness_s = allowed * kind.unit_s
 
     def build(stream: hf.KeyedStream) -> hf.Stream:
@@ -371,15 +382,6 @@ def test_windows_of_ones_own_may_leave_gaps_whose_records_are_in_none() -> None:
     assert {
         sum(c.unseen.get(uid, 0) for c in result.commits) for c in result.commits for uid in c.unseen
     } == {2}
-
-
-class Touching(hf.Assigner):
-    """Two seconds around each record, merged."""
-
-    merging = True
-
-    def assign(self, at_us: int, record: Row) -> list[hf.Window]:
-        return [hf.Window(at_us - 2_000_000, at_us + 2_000_000)]
 
 
 def test_windows_of_ones_own_may_merge() -> None:

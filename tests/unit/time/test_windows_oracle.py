@@ -63,7 +63,7 @@ SESSIONS = """
     with parts as (
         select k, s, e, n, total, least, true as solid, had, false as came, ns from kept
         union all
-        select k, ts, ts + {gap}, 1, v, v, (ts + {gap} + {lateness}) * 1000000 - 1 > clock, false, true, [n]
+        select k, ts - {back}, ts + {gap}, 1, v, v, (ts + {gap} + {lateness}) * 1000000 - 1 > clock, false, true, [n]
         from events where epoch = {epoch}
     ), cut as (
         select *, coalesce(s > max(e) over (
@@ -92,11 +92,12 @@ OF_ALL = """
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """Windows, and SQL for them: of each event its windows, or how far a session goes on after it."""
+    """Windows, and SQL for them: of each event its windows, or how far a session goes on after it, and began before."""
 
     window: Callable[[], Any]
     windows: str = ""
     gap: str = ""
+    back: str = "0"
     base_s: int = 0
     unit_s: int = 1
 
@@ -162,7 +163,10 @@ class Oracle:
         self._con.register("events", table.rename_columns({"at": "ts"}))
 
     def _ask(self, text: str, **facts: Any) -> Results:
-        text = text.format(windows=self._kind.windows, gap=self._kind.gap, lateness=self._lateness, **facts)
+        kind = self._kind
+        text = text.format(
+            windows=kind.windows, gap=kind.gap, back=kind.back, lateness=self._lateness, **facts
+        )
         return self._con.execute(text).fetchall()
 
     def fixed(self) -> tuple[Results, list[int]]:
