@@ -7,7 +7,7 @@ Three kinds keep their state differently, each in one table ordered by when an e
 
     tumbling   an entry for each key and window
     sliding    an entry for each key and pane, the widest piece that no window cuts; windows are added up when they end
-    session    an entry for each key and slot: the open sessions of a key, in the order of time
+    session    an entry for each key and slot (`sessions`)
 
 A record is late if its window was past when the epoch began. Those of one epoch never make each other late.
 """
@@ -25,11 +25,9 @@ from holdfast.data.rows import canonical, one_array
 from holdfast.engine.aggregate import Parts, key_columns_of
 from holdfast.engine.batch import Batch
 from holdfast.engine.keyed import Operator, Work
-from holdfast.engine.keys import key_ids, keys_in, public_names
+from holdfast.engine.keys import keys_in, public_names
 from holdfast.engine.window_combiners import (
-    END,
     PANE,
-    START,
     Mask,
     Times,
     integers,
@@ -39,12 +37,10 @@ from holdfast.engine.window_combiners import (
 from holdfast.plan import graph as g
 from holdfast.plan.times import LATE, WINDOW_END, WINDOW_START, WindowBody
 from holdfast.state.tables import TableSpec, ValueTable
-from holdfast.time.merging import merge_sessions
 from holdfast.time.windows import Session, Sliding, Tumbling, late
 
 STATE = "windows"
-_DUE, _FROM, _TO, _MORE = "window.due", "window.start", "window.end", "window.more"
-_SESSION = "__session"
+DUE = "window.due"
 _ADDED_UP = 1_000_000
 """So many entries of panes are added up to windows at once: a record is in as many windows as there are panes."""
 
@@ -55,20 +51,22 @@ def window_operator(node: g.Node, redact: bool) -> Operator:
         from holdfast.engine.window_process import WindowProcess
 
         return WindowProcess(node, redact)
-    kinds: dict[type, type[_Windows]] = {
+    from holdfast.engine.sessions import Sessions
+
+    kinds: dict[type, type[Windows]] = {
         Tumbling: _TumblingWindows,
         Sliding: _SlidingWindows,
-        Session: _Sessions,
+        Session: Sessions,
     }
     return kinds[type(node.body.assigner)](node, redact)
 
 
-class _Windows(Operator):
+class Windows(Operator):
     """What the three kinds have in common."""
 
     timed = True
     bounds: Sequence[str] = (PANE,)
-    fields: Sequence[tuple[str, pa.DataType]] = ((_DUE, pa.int64()),)
+    fields: Sequence[tuple[str, pa.DataType]] = ((DUE, pa.int64()),)
 
     def __init__(self, node: g.Node, redact: bool) -> None:
         super().__init__(node, redact)
@@ -83,7 +81,7 @@ class _Windows(Operator):
         self._zone = schema.field(self.bounds[0]).type.tz
         fields = [pa.field(name, kind) for name, kind in self.fields]
         fields += [pa.field(n, schema.field(n).type) for n in self._parts.names]
-        return [TableSpec(STATE, "value", pa.struct(fields), tuples=True, extra=(pa.int64(),), due=_DUE)]
+        return [TableSpec(STATE, "value", pa.struct(fields), tuples=True, extra=(pa.int64(),), due=DUE)]
 
     def _kept(self, work: Work) -> ValueTable:
         table = work.state.tables[STATE]
@@ -157,7 +155,7 @@ def _joined_parts(
     return [canonical(c) for c in joined]
 
 
-class _PaneWindows(_Windows):
+class _PaneWindows(Windows):
     """Windows whose entries are keyed by the start of a window or pane."""
 
     def _update(
@@ -230,6 +228,13 @@ class _SlidingWindows(_PaneWindows):
         kept.stage(chosen, [pa.array(due[changed]), *(v.take(taken) for v in values)], gone[changed])
         work.state.check_memory()
         self._fire(work, assigner, keys, panes, touched, values)
+
+    def next_due(self, work: Work) -> int | None:
+        """When the next window ends, as long as there are panes."""
+        assigner = self._body.assigner
+        assert isinstance(assigner, Sliding)
+        forgotten = super().next_due(work)
+        return None if forgotten is None else min(forgotten, assigner.next_complete(work.after))
 
     def _wanted(self, work: Work, kept: ValueTable, assigner: Sliding) -> list[Any]:
         """Panes that are forgotten now, and those of windows that have a result now.
@@ -351,191 +356,3 @@ class _SlidingWindows(_PaneWindows):
         groups = work.state.groups([(*o, 0) for o in owners], spec)
         parts = [canonical(one_array(merged[n])) for n in self._parts.names]
         self._emit(work, owners, starts, assigner.ends(starts), parts, groups)
-
-
-class _Sessions(_Windows):
-    """The open sessions of a key are in slots 0, 1, 2 …, in order; each says whether there is another."""
-
-    bounds = (START, END)
-    fields = ((_DUE, pa.int64()), (_FROM, pa.int64()), (_TO, pa.int64()), (_MORE, pa.bool_()))
-
-    def apply(self, work: Work) -> None:
-        kept = self._kept(work)
-        table, names = self._came(work)
-        due = kept.due(work.after)
-        owners: dict[Any, int] = {}
-        """Each key without its slot, and a number for it."""
-
-        def number(keys: list[Any]) -> Times:
-            return np.fromiter((owners.setdefault(k, len(owners)) for k in keys), np.int64, count=len(keys))
-
-        sides: list[tuple[Times, Times, Times, list[pa.Array]]] = []
-        if table is not None:
-            came = number(_tuples(keys_in(table, names)))
-            sides.append((came, integers(table[START]), integers(table[END]), self._values(table, kept.spec)))
-        behind_rows, behind_of = np.empty(0, np.int64), np.empty(0, np.int64)
-        if work.behind is not None:
-            mine, behind_of = self._maybe_late(work, number, kept.spec)
-            sides.append(mine)
-            behind_rows = np.arange(len(mine[0]))
-        number([k[:-1] for k in due])
-        stored, slots, places = self._stored(work, list(owners))
-        if not len(stored[0]) and not sides:
-            return
-        parts = [stored, *sides]
-        ids, starts, ends = (np.concatenate([np.asarray(p[i]) for p in parts]) for i in range(3))
-        values = [pa.concat_arrays([p[3][i] for p in parts]) for i in range(len(self._parts.names))]
-        kind = np.concatenate([np.full(len(p[0]), min(n, 1)) for n, p in enumerate(parts)])
-        if work.behind is not None:
-            kind[len(kind) - len(behind_rows) :] = 2
-        fired = np.zeros(len(ids), bool)
-        fired[: len(stored[0])] = stored[4]
-        self._settle(work, list(owners), slots, ids, starts, ends, values, kind, fired, behind_of, places)
-
-    def _maybe_late(
-        self, work: Work, number: Any, spec: TableSpec
-    ) -> tuple[tuple[Times, Times, Times, list[pa.Array]], Times]:
-        """Records that are late unless they touch an open session: as partial sessions, and which one each is in."""
-        table = work.behind
-        assert table is not None
-        names = key_columns_of(work.key, table.schema)
-        if not work.state.key_types:
-            work.state.key_types = [table.schema.field(n).type for n in names]
-        merged = merge_sessions(integers(table[START]), integers(table[END]), key_ids(table, names))
-        rows = table.drop_columns(list(self.bounds)).append_column(_SESSION, pa.array(merged.rows))
-        made = self._parts.partial(rows, [*names, _SESSION], self.redact, (_SESSION,))
-        which = integers(made[_SESSION])
-        ids = number(_tuples(keys_in(made, names)))
-        place = np.empty(len(which), np.int64)
-        place[which] = np.arange(len(which))
-        return (ids, merged.starts[which], merged.ends[which], self._values(made, spec)), place[merged.rows]
-
-    def _stored(
-        self, work: Work, owners: list[Any]
-    ) -> tuple[tuple[Times, Times, Times, list[pa.Array], Mask], Times, Times]:
-        """The sessions that are kept of these keys, whether each has had its result; how many slots each key has.
-
-        And of each session its slot, when it is due, and whether another follows, a row for each.
-        """
-        ids: list[Times] = []
-        columns: list[list[pa.Array]] = []
-        numbers: list[Times] = [np.empty(0, np.int64)]
-        slots = np.zeros(len(owners), np.int64)
-        asked, slot = np.arange(len(owners)), 0
-        while len(asked):
-            known, found = self._find(work, [(*owners[i], slot) for i in asked.tolist()])
-            hits = np.flatnonzero(known)
-            taken = pa.array(hits)
-            ids.append(asked[hits])
-            columns.append([c.take(taken) for c in found])
-            slots[asked[hits]] = slot + 1
-            numbers.append(np.full(len(hits), slot))
-            more = columns[-1][3].to_numpy(zero_copy_only=False).astype(bool)
-            asked, slot = ids[-1][more], slot + 1
-        if not columns:
-            columns = [self._find(work, [])[1]]
-            ids = [np.empty(0, np.int64)]
-        joined = [pa.concat_arrays([c[i] for c in columns]) for i in range(len(columns[0]))]
-        due, start, end = (np.asarray(joined[i].to_numpy(zero_copy_only=False), np.int64) for i in range(3))
-        had = due != end - 1  # one that had its result is kept for its lateness, whatever that is by now
-        more = np.asarray(joined[3].to_numpy(zero_copy_only=False), np.int64)
-        places = np.stack([np.concatenate(numbers), due, more], axis=1)
-        return (np.concatenate(ids), start, end, joined[4:], had), slots, places
-
-    def _settle(
-        self,
-        work: Work,
-        owners: list[Any],
-        slots: Times,
-        ids: Times,
-        starts: Times,
-        ends: Times,
-        values: list[pa.Array],
-        kind: Times,
-        fired: Mask,
-        behind_of: Times,
-        places: Times,
-    ) -> None:
-        """Merge what is kept with what came; emit what has ended, keep the rest, and give back what is too late."""
-        kept = self._kept(work)
-        merged = merge_sessions(starts, ends, ids)
-        count = len(merged.starts)
-        table = pa.table({_SESSION: merged.rows, **dict(zip(self._parts.names, values, strict=True))})
-        made = self._parts.merged(table, [_SESSION], self.redact)
-        back = np.argsort(integers(made[_SESSION]))
-        parts = [canonical(one_array(made[n]).take(pa.array(back))) for n in self._parts.names]
-
-        def any_of(mask: Mask) -> Mask:
-            return np.bincount(merged.rows[mask], minlength=count) > 0
-
-        solid, touched, had = any_of(kind < 2), any_of(kind > 0), any_of(fired)
-        if work.behind is not None:
-            first = len(kind) - int((kind == 2).sum())
-            lost = ~solid[merged.rows[first:]]
-            rows = lost[behind_of]
-            if rows.any():
-                self._push_late(work, work.behind.filter(pa.array(rows)))
-        last = merged.ends - 1
-        fires = solid & (last <= work.after) & (touched | ~had)
-        lives = solid & ~late(last, work.after, self._body.lateness_us)
-        # Of a session that is as it was: its slot, when it is due, and whether another follows.
-        was = np.full((count, 3), -1, np.int64)
-        was[merged.rows[: len(places)]] = places
-        was[np.bincount(merged.rows, minlength=count) > 1] = -1
-        self._keep(work, owners, slots, merged.groups, lives, merged.starts, merged.ends, parts, was)
-        work.state.check_memory()
-        at = np.flatnonzero(fires)
-        names = [owners[i] for i in merged.groups[at].tolist()]
-        groups = work.state.groups([(*n, 0) for n in names], kept.spec)
-        taken = pa.array(at)
-        self._emit(work, names, merged.starts[at], merged.ends[at], [p.take(taken) for p in parts], groups)
-
-    def _keep(
-        self,
-        work: Work,
-        owners: list[Any],
-        slots: Times,
-        groups: Times,
-        lives: Mask,
-        starts: Times,
-        ends: Times,
-        parts: list[pa.Array],
-        was: Times,
-    ) -> None:
-        """Give the sessions that go on their slots anew, and forget the slots that are left over.
-
-        Those that stand where they stood are not written again.
-        """
-        at = np.flatnonzero(lives)
-        mine = groups[at]
-        first = np.ones(len(at), bool)
-        first[1:] = mine[1:] != mine[:-1]
-        begins = np.flatnonzero(first)
-        slot = np.arange(len(at)) - np.repeat(begins, np.diff(np.append(begins, len(at))))
-        more = np.zeros(len(at), bool)
-        more[:-1] = mine[1:] == mine[:-1]
-        due = self._due_after(ends[at] - 1, work.after)
-        used = np.bincount(mine, minlength=len(owners))
-        left = [
-            (*owners[i], s) for i in np.flatnonzero(slots > used).tolist() for s in range(used[i], slots[i])
-        ]
-        changed = np.flatnonzero((was[at] != np.stack([slot, due, more], axis=1)).any(axis=1))
-        at, mine, slot, due, more = at[changed], mine[changed], slot[changed], due[changed], more[changed]
-        keys = [(*owners[i], s) for i, s in zip(mine.tolist(), slot.tolist(), strict=True)]
-        if not keys and not left:
-            return
-        taken = pa.array(at)
-        columns = [pa.array(due), pa.array(starts[at]), pa.array(ends[at]), pa.array(more)]
-        columns += [p.take(taken) for p in parts]
-        gone = np.zeros(len(keys) + len(left), bool)
-        gone[len(keys) :] = True
-        if left:
-            zeros = pa.array(np.zeros(len(left), np.int64))
-            blank = [zeros, zeros, zeros, pa.array(np.zeros(len(left), bool))]
-            blank += [pa.nulls(len(left), c.type) for c in columns[4:]]
-            columns = [pa.concat_arrays([c, b]) for c, b in zip(columns, blank, strict=True)]
-        self._kept(work).stage(keys + left, columns, gone)
-
-
-def _tuples(keys: list[Any]) -> list[Any]:
-    return keys if keys and isinstance(keys[0], tuple) else [(k,) for k in keys]

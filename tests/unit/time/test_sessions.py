@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import holdfast as hf
+from holdfast.engine.sessions import Stored, seated
 from tests.unit.time.test_event_time import Script, at
 
 BACKENDS = ["heap", "rocksdb"]
@@ -115,3 +119,72 @@ def test_sessions_of_sessions_are_late_for_nobody() -> None:
 def test_the_time_that_a_function_sees_is_that_of_its_results() -> None:
     result = hf.testing.run(sessions(told(at(0), at(40)), "one by one"))
     assert [r["at_ms"] for r in result.rows("out")] == [9_999, 49_999]
+
+
+# Slots
+
+
+@st.composite
+def keys(draw: st.DrawFn) -> tuple[int, list[int], list[int], int]:
+    """Of a key: how many slots it has, which of them were read, which of these stay, and how many sessions are new."""
+    slots = draw(st.integers(0, 6))
+    going = draw(st.sets(st.integers(0, slots - 1))) if slots else set()
+    read = {0, *going, *range(slots - len(going), slots)} if slots else set()
+    return slots, sorted(read), sorted(read - going), draw(st.integers(0, 3))
+
+
+@given(st.lists(keys(), min_size=1, max_size=5))
+def test_sessions_that_stay_fill_the_first_slots_and_few_of_them_move(
+    found: list[tuple[int, list[int], list[int], int]],
+) -> None:
+    read = [(key, slot) for key, (_, there, _, _) in enumerate(found) for slot in there]
+    going_on = [(key, home) for key, (_, _, stay, new) in enumerate(found) for home in (*stay, *[-1] * new)]
+    used = [slots - len(there) + len(stay) + new for slots, there, stay, new in found]
+    empty = np.empty(0, np.int64)
+    stored = Stored(
+        np.array([key for key, _ in read], np.int64), empty, empty, [], np.array([s for _, s in read], np.int64),
+        empty, empty, np.array([slots for slots, *_ in found], np.int64),
+    )  # fmt: skip
+    seats = seated(*(np.array(c, np.int64).reshape(-1) for c in ([k for k, _ in going_on], [h for _, h in going_on])),
+                   np.array(used, np.int64), stored)  # fmt: skip
+    for key, (slots, there, stay, _) in enumerate(found):
+        mine = [int(seat) for seat, (of, _) in zip(seats, going_on, strict=True) if of == key]
+        unread = set(range(slots)) - set(there)
+        assert sorted([*mine, *unread]) == list(range(used[key])), "each slot has one session"
+        kept = [(int(s), h) for s, (of, h) in zip(seats, going_on, strict=True) if of == key and h >= 0]
+        assert all(seat == home for seat, home in kept if home < used[key]), "who can stay does"
+        assert len(stay) - sum(seat == home for seat, home in kept) <= len(there) - len(stay)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_goes_costs_what_goes_however_many_sessions_of_its_key_are_kept(backend: str) -> None:
+    """When the oldest session of a key was forgotten, all the others were written again, a slot further."""
+    written = []
+    for kept_s in (100, 1000):
+        epochs = [{"0": at(10 * e)} for e in range(130)]
+        made = hf.Pipeline("p")
+        keyed = made.read("in", Script(epochs, bounded=False)).event_time("at", unit="s").key_by("k")
+        windows = keyed.window(hf.session("1s")).allowed_lateness(f"{kept_s}s")
+        windows.aggregate("w", n=hf.count()).write("out", hf.memory())
+        result = hf.testing.run(made, parallelism=1, backend=backend)
+        last = [c.shards["w"][0].sealed for c in result.commits if c.records_in][-20:]
+        assert {sum(s.live.values()) for s in last} == {kept_s // 10 + 1}, "as many come as go"
+        written.append(max(s.delta_bytes for s in last))
+    assert written[1] <= 1.1 * written[0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sessions_in_any_slots_are_merged_split_nowhere_and_forgotten_in_time(backend: str) -> None:
+    """Several of a key at once, of which the middle one goes on, two become one, and one is late for its own."""
+    source = told(at(0, 20, 40, 60, k="a"), at(70), at(25, 32, 5), at(100, k="b"), at(66), at(200, k="b"))
+    made = hf.Pipeline("p")
+    timed = made.read("in", source).event_time("at", unit="s", out_of_order="50s").key_by("k")
+    out = timed.window(hf.session("10s")).allowed_lateness("30s").aggregate("w", n=hf.count())
+    out.write("out", hf.memory())
+    out.side("late").write("late", hf.memory())
+    result = hf.testing.run(made, backend=backend)
+    last = {(r[0], r[1]): r for r in found(result)}
+    assert list(last.values()) == [
+        ("a", 0, 15, 2), ("a", 20, 50, 4), ("a", 60, 80, 3), ("b", 100, 110, 1), ("b", 200, 210, 1)
+    ]  # fmt: skip
+    assert result.commits[-1].shards["w"][0].sealed.live.get("windows", 0) == 0
