@@ -427,7 +427,9 @@ def _in_two_lives(
     runners[-1].close()
     epochs = range(1, second.driver.last_epoch + 1)
     plans, commits = ([read(e) for e in epochs] for read in (second.journal.plan, second.journal.commit))
-    assert not died or commits[dying - 1].generation == (1 if way.decided else 2), "it died, and was not followed"
+    assert not died or commits[dying - 1].generation == (1 if way.decided else 2), (
+        "it died, and was not followed"
+    )
     assert len(commits) <= dying or commits[dying].generation == 2
     left = _left(Path(second.program.state_root), second.program.home, commits)
     lacking = 0 if second.recovery.last is None else second.recovery.last.lacking

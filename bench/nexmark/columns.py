@@ -162,12 +162,6 @@ def most(table: pa.Table) -> pa.Table:
     return table.filter(pa.array(tops(starts, numbers(table, "num"))))
 
 
-def counted(table: pa.Table, key: str) -> pa.Table:
-    """How often each value of a column is in a table."""
-    found = table.group_by([key], use_threads=False).aggregate([([], "count_all")])
-    return pa.table({key: found.column(key), "n": found.column("count_all")})
-
-
 # Counts by range of prices
 
 

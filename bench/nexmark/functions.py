@@ -387,42 +387,4 @@ class Highest(hf.KeyedProcess):
         self.bids.clear()
 
 
-class Processed(hf.KeyedProcess):
-    """How many records of a key were processed in each window of the clock, told when the window is over."""
-
-    start = hf.ValueState(int, default=-1)
-    n = hf.ValueState(int, default=0)
-
-    def __init__(self, window_ms: int) -> None:
-        self.window_ms = window_ms
-
-    def process(self, bidder: int, count: Row, ctx: hf.Context) -> list[Row] | None:
-        start = ctx.now_ms - ctx.now_ms % self.window_ms
-        if start == self.start.value:
-            self.n.value += count["n"]
-            return None
-        # The timer of the last window is due in this epoch too, but comes after the epoch's records.
-        over = [self._row(bidder)] if self.n.value else None
-        self.start.value, self.n.value = start, count["n"]
-        ctx.set_clock_timer(start + self.window_ms)
-        return over
-
-    def on_timer(self, bidder: int, timer: hf.Timer, ctx: hf.Context) -> list[Row] | None:
-        if timer.at_ms != self.start.value + self.window_ms:
-            return None
-        over = [self._row(bidder)]
-        self.start.clear()
-        self.n.clear()
-        return over
-
-    def _row(self, bidder: int) -> Row:
-        start = self.start.value
-        return {
-            "bidder": bidder,
-            "bid_count": self.n.value,
-            "starttime": start,
-            "endtime": start + self.window_ms,
-        }
-
-
 # Counting

@@ -276,10 +276,13 @@ def _sessions(found: pa.Table) -> pa.Table:
 
 @query(bid="bidder")
 def q12(options: Options, bid: hf.Stream) -> hf.Stream:
-    counts = bid.map_batches(partial(c.counted, key="bidder")).key_by("bidder")
-    schema = {"bidder": int, "bid_count": int, "starttime": int, "endtime": int}
-    found = counts.process("processed", f.Processed(options.window_ms), schema=schema)
-    return found.map_batches(partial(c.times, columns=("starttime", "endtime")))
+    windows = bid.clock_time("processed").key_by("bidder").window(hf.tumbling(_ms(options.window_ms)))
+    return windows.aggregate("processed", bid_count=hf.count()).map_batches(_processed)
+
+
+def _processed(found: pa.Table) -> pa.Table:
+    found = _sessions(found)
+    return c.times(found, columns=("starttime", "endtime"))
 
 
 # Counting and ranking

@@ -82,7 +82,8 @@ class Context:
     def watermark_ms(self) -> int:
         """The event clock: no record at or below it is still to come, except late ones.
 
-        While records are processed it is that of the epoch's start; when timers fire, that of its end.
+        While records are processed it is that of the epoch's start; when timers fire, that of its end. In order of event
+        time (`in_order=True`) it is the millisecond before the record or timer at hand.
         """
         return watermark_ms(self._watermark)
 
@@ -251,8 +252,8 @@ class KeyedProcess:
 class TwoInputProcess(KeyedProcess):
     """A function with state for each key that takes records of two streams: see `KeyedStream.connect`.
 
-    Both sides see the same states and timers of a key. In each epoch those of the left come before those of the
-    right, and event time is that of the slower one.
+    Both sides see the same states and timers of a key, and event time is that of the slower one. In each epoch records of
+    the left come before those of the right; with `in_order=True` they come by their event time.
 
     >>> import holdfast as hf
     >>> class Named(hf.TwoInputProcess):

@@ -19,10 +19,10 @@ from holdfast.library.patterns import Pattern, find
 from holdfast.library.ranks import deduplicate, top
 from holdfast.library.windows import WindowedStream, check_aggregates
 from holdfast.plan import graph as g
-from holdfast.plan.bodies import AsyncBody
-from holdfast.plan.times import UNTIMED
+from holdfast.plan.bodies import AsyncBody, OrderedBody
+from holdfast.plan.times import LATE, LATE_RIGHT, UNTIMED
 from holdfast.time.units import duration_us
-from holdfast.time.watermarks import EventTime, Watermarks, bounded
+from holdfast.time.watermarks import ByClock, EventTime, Watermarks, bounded
 from holdfast.time.windows import Assigner
 
 if TYPE_CHECKING:
@@ -279,6 +279,29 @@ class Stream:
         tags = (g.MAIN, UNTIMED) if missing == "side" else (g.MAIN,)
         return self._pipeline._add(g.EVENT_TIME, uid, body, self._inputs, tags=tags)
 
+    def clock_time(self, column: str, *, uid: str | None = None) -> Stream:
+        """Take the time at which records are processed as theirs: windows and timers behind it go by the clock on the wall.
+
+        It is that of the epoch (`ctx.now_ms`), fixed by its plan, so a replay sees the same. It goes on without records, nothing
+        is late, and it is put into a column of that name.
+
+        Args:
+            column: a name that no column has.
+            uid: under which name its watermarks are kept; by default made of its input's.
+
+        >>> import holdfast as hf
+        >>> pipeline = hf.Pipeline("clicks")
+        >>> clicks = pipeline.read("rows", hf.records([{"user": "ann"}, {"user": "ann"}])).clock_time("seen_at")
+        >>> counted = clicks.key_by("user").window(hf.tumbling("10s")).aggregate("clicks", n=hf.count())
+        >>> counted.map(lambda r: {"n": r["n"]}).write("out", hf.memory())
+        >>> hf.testing.run(pipeline).rows("out")
+        [{'n': 2}]
+        """
+        if uid is None:
+            uid = f"{self._pipeline._nodes[self._inputs[0].node].uid}.time"
+        body = EventTime(column, None, ByClock())
+        return self._pipeline._add(g.EVENT_TIME, uid, body, self._inputs)
+
     def key_by(self, *key: str | Callable[[Record], Any]) -> KeyedStream:
         """The stream divided by a key: a column, several columns (a tuple), or a function of the record.
 
@@ -307,7 +330,7 @@ class Stream:
                 uid=node.uid,
                 where=g.caller(),
                 remedy="Declare side_outputs on the function's class."
-                if node.kind in (g.PROCESS, g.WINDOW)
+                if node.kind in (g.PROCESS, g.ORDERED, g.WINDOW)
                 else 'For dead letters, open the source with on_bad_record="dead_letter".'
                 if node.kind == g.SOURCE
                 else 'For dead letters, call with on_error="dead_letter".'
@@ -340,8 +363,15 @@ class KeyedStream:
         self._inputs = tuple(g.Input(i.node, i.tag, key) for i in inputs)
         self._key = key
 
-    def process(self, uid: str, function: KeyedProcess, *, schema: Any = None) -> Stream:
-        """Run a `KeyedProcess`: a function with state for each key."""
+    def process(
+        self, uid: str, function: KeyedProcess, *, in_order: bool = False, schema: Any = None
+    ) -> Stream:
+        """Run a `KeyedProcess`: a function with state for each key.
+
+        Args:
+            in_order: by event time. Records wait until the clock has passed them, and timers fire between them, so
+                results don't depend on when records came. Late ones come out of `side("late")`.
+        """
         if isinstance(function, type) and issubclass(function, KeyedProcess):
             function = function()
         if not isinstance(function, KeyedProcess) or isinstance(function, TwoInputProcess):
@@ -352,8 +382,7 @@ class KeyedStream:
                 remedy="Derive a class from hf.KeyedProcess and pass an instance of it. For a TwoInputProcess: "
                 "left.connect(right).process(…).",
             )
-        tags = (g.MAIN, *function.side_outputs)
-        return self._pipeline._add(g.PROCESS, uid, function, self._inputs, tags=tags, schema=schema)
+        return _add_process(self._pipeline, uid, function, self._inputs, schema, (LATE,) if in_order else ())
 
     def connect(self, other: KeyedStream) -> ConnectedStreams:
         """This stream and another, keyed alike, for a function that takes both: `hf.TwoInputProcess`."""
@@ -474,8 +503,15 @@ class ConnectedStreams:
     def __init__(self, pipeline: Pipeline, inputs: tuple[g.Input, ...]) -> None:
         self._pipeline, self._inputs = pipeline, inputs
 
-    def process(self, uid: str, function: TwoInputProcess, *, schema: Any = None) -> Stream:
-        """Run a `TwoInputProcess`: a function with state for each key that both streams share."""
+    def process(
+        self, uid: str, function: TwoInputProcess, *, in_order: bool = False, schema: Any = None
+    ) -> Stream:
+        """Run a `TwoInputProcess`: a function with state for each key that both streams share.
+
+        Args:
+            in_order: by event time, whichever side a record comes on; of the same time, the left's come first. The
+                faster side waits for the slower one. Late ones come out of `side("late")` and `side("late_right")`.
+        """
         if isinstance(function, type) and issubclass(function, TwoInputProcess):
             function = function()
         if not isinstance(function, TwoInputProcess):
@@ -485,5 +521,19 @@ class ConnectedStreams:
                 where=g.caller(),
                 remedy="Derive a class from hf.TwoInputProcess and pass an instance of it.",
             )
-        tags = (g.MAIN, *function.side_outputs)
-        return self._pipeline._add(g.PROCESS, uid, function, self._inputs, tags=tags, schema=schema)
+        late = (LATE, LATE_RIGHT) if in_order else ()
+        return _add_process(self._pipeline, uid, function, self._inputs, schema, late)
+
+
+def _add_process(
+    pipeline: Pipeline,
+    uid: str,
+    function: KeyedProcess,
+    inputs: tuple[g.Input, ...],
+    schema: Any,
+    late: tuple[str, ...],
+) -> Stream:
+    """A process; in the order of event time if late records come out of it."""
+    tags = dict.fromkeys((g.MAIN, *function.side_outputs, *late))
+    kind, body = (g.ORDERED, OrderedBody(function)) if late else (g.PROCESS, function)
+    return pipeline._add(kind, uid, body, inputs, tags=tuple(tags), schema=schema)

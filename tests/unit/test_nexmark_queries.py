@@ -17,7 +17,6 @@ import holdfast as hf
 from bench.nexmark import SCHEMAS, Config, NexmarkSource, events, oracle
 from bench.nexmark.columns import tops
 from bench.nexmark.files import CLOSING, Prepared, closing, prepare, tables
-from bench.nexmark.functions import Processed
 from bench.nexmark.oracle import equal
 from bench.nexmark.queries import QUERIES, Options, build
 from bench.nexmark.results import final, processed, truth, written
@@ -187,18 +186,6 @@ def test_nothing_of_an_auction_stays_in_state_when_it_is_over() -> None:
         assert {name: table.num_rows for name, table in done.state(uid).items() if table.num_rows} == {}
         kept = hf.testing.run(build(query, sources(query, 2, 250, 0), hf.memory()), epochs=3).state(uid)
         assert kept["closes"].num_rows > 0
-
-
-def test_q12_tells_the_window_before_when_the_next_begins() -> None:
-    harness = hf.testing.Harness(Processed(10_000), now_ms=10_000)
-    assert harness.process(1, {"bidder": 1, "n": 2}) == []
-    assert harness.process(1, {"bidder": 1, "n": 3}) == []
-    harness.now_ms = 25_000
-    assert harness.process(1, {"bidder": 1, "n": 4}) == [
-        {"bidder": 1, "bid_count": 5, "starttime": 10_000, "endtime": 20_000}
-    ]
-    assert harness.advance(5_000) == [{"bidder": 1, "bid_count": 4, "starttime": 20_000, "endtime": 30_000}]
-    assert harness.advance(50_000) == []
 
 
 # What a table says before an exchange

@@ -97,9 +97,10 @@ def _combines(stages: Stages, exchange: Exchange) -> bool:
 
 
 def _states(node: g.Node) -> list[str]:
-    if node.kind != g.PROCESS:
+    if node.kind not in (g.PROCESS, g.ORDERED):
         return []
-    return [f"{name} ({state.kind})" for name, state in declared_states(type(node.body)).items()]
+    function = node.body.function if node.kind == g.ORDERED else node.body
+    return [f"{name} ({state.kind})" for name, state in declared_states(type(function)).items()]
 
 
 def _keys(node: g.Node) -> str:

@@ -22,7 +22,7 @@ from holdfast.errors import ConfigError, DirectoryError, StateLostError
 from holdfast.functions import Column
 from holdfast.log.records import Commit
 from holdfast.plan import graph as g
-from holdfast.plan.bodies import KEPT, OUR_TIMES
+from holdfast.plan.bodies import KEPT, OUR_TIMES, WAITING
 from holdfast.state.inspect import read_state
 from holdfast.state.shard import Sealed
 from holdfast.time.units import MAX_TIME, TimeType
@@ -129,6 +129,9 @@ def _types(facts: dict[str, Any]) -> dict[str, str]:
         return {"state": ", ".join(f"{name}={kind}" for name, kind in facts["aggregates"].items())}
     if facts["kind"] == g.WINDOW:
         return _window_types(facts)
+    if facts["kind"] == g.ORDERED:
+        own = {name: _type(state) for name, state in facts["states"].items()}
+        return {**own, **dict.fromkeys(WAITING, "records")}
     if facts["kind"] in g.LIBRARY:
         return dict.fromkeys(KEPT[facts["kind"]], "records")
     return {"state": "one record"}
@@ -213,7 +216,7 @@ _WINDOW_TIMES = ("window.start", "window.end", "window.due")
 
 def _extra_names(facts: dict[str, Any], state: str) -> list[str]:
     """What stands behind the key: the start of a window or pane, the place of a session, or a timer."""
-    if facts["kind"] in g.LIBRARY:
+    if _records(facts, state):
         return ["window", "number"] if facts.get("window") else ["number"]
     if facts["kind"] != g.WINDOW:
         return ["at", "name"]
@@ -221,6 +224,11 @@ def _extra_names(facts: dict[str, Any], state: str) -> list[str]:
         behind = {"windows": [], "records": ["place"]}.get(state, ["at", "name"])
         return ["window_start", "window_end", *behind]
     return ["session"] if facts["window"]["kind"] == "session" else ["window"]
+
+
+def _records(facts: dict[str, Any], state: str) -> bool:
+    """Whether a state keeps records as they are, and not what a user's function declares."""
+    return facts["kind"] in g.LIBRARY and (facts["kind"] != g.ORDERED or state in WAITING)
 
 
 def _time(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
@@ -236,7 +244,7 @@ def _values(value: pa.ChunkedArray, facts: dict[str, Any], state: str) -> dict[s
         return _window_values(one_array(value), facts, state)
     if facts["kind"] == g.AGGREGATE:
         return _results(one_array(value), facts["aggregates"])
-    if facts["kind"] in g.LIBRARY:
+    if _records(facts, state):
         flat = one_array(value)
         names = [value.type.field(i).name for i in range(value.type.num_fields)]
         return {n: _time(flat.field(n)) if n in OUR_TIMES else flat.field(n) for n in names}

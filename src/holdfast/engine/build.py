@@ -171,8 +171,9 @@ def identity_of(stages: Stages, settings: Settings, parallelism: int) -> Identit
 
 
 def _facts(node: g.Node) -> dict[str, Any]:
-    if node.kind == g.PROCESS:
-        states = declared_states(type(node.body))
+    if node.kind in (g.PROCESS, g.ORDERED):
+        function = node.body.function if node.kind == g.ORDERED else node.body
+        states = declared_states(type(function))
         return {"states": {n: s.facts() for n, s in states.items()}, "key": _key(node)}
     if node.kind == g.AGGREGATE:
         shown = {n: _describe(a) for n, a in node.body.items()}

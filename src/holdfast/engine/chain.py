@@ -373,12 +373,13 @@ class Chain:
         clocks: Mapping[str, int] | None = None,
         desk: Desk | None = None,
         greatest: Mapping[str, Mapping[str, int]] | None = None,
+        now_ms: int = 0,
     ) -> None:
         self._stages, self._stage, self._shape, self._book = stages, stage, shape, book
         self._target, self._redact, self._only = target, redact, only
         self._clocks = clocks or {}
         self._desk = desk
-        self.seen = Seen(greatest)
+        self.seen = Seen(greatest, now_ms)
         self.sinks: dict[int, _ToSink] = {}
         self.exchanges: dict[int, ToExchange] = {}
         self.calling: dict[int, AsyncStep] = {}

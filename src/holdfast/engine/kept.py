@@ -18,7 +18,7 @@ from holdfast.data.rows import canonical, one_array
 from holdfast.engine.batch import Batch
 from holdfast.engine.keyed import Operator, Side, Work
 from holdfast.engine.keys import key_names
-from holdfast.engine.timed import table_times
+from holdfast.engine.timed import check_order, table_times
 from holdfast.plan import graph as g
 from holdfast.state.tables import FIRST_NUMBER, TableSpec, ValueTable
 
@@ -220,6 +220,8 @@ class KeepingOperator(Operator):
         """
         side = next((s for s in work.sides if s.number == number), None)
         rows = shelf.came(side, self.node)
+        if side is not None and side.stamp is not None:
+            check_order(side.table, side.stamp, self.node)
         behind = rows.times <= work.before
         if not behind.any():
             return rows

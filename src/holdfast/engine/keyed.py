@@ -130,6 +130,11 @@ class Operator:
         """Apply an epoch's records to the state, and push what comes out."""
         raise NotImplementedError
 
+    def next_due(self, work: Work) -> int | None:
+        """When, behind the event clock of now, time alone will make it do something."""
+        tables = (t for t in work.state.tables.values() if isinstance(t, ValueTable) and t.spec.due)
+        return min((due for t in tables if (due := t.first_due(work.after + 1)) is not None), default=None)
+
     def close(self) -> None:
         return
 
@@ -202,6 +207,11 @@ class ProcessOperator(Operator):
         """The user's functions that take records, one for each side."""
         return self._function.takes()
 
+    @property
+    def on_timer(self) -> Callable[..., Any]:
+        """The user's function that takes timers."""
+        return self._function.on_timer
+
     def apply(self, work: Work) -> None:
         functions = self.takes
         held = Held() if self.timed or len(functions) > 1 else None
@@ -226,27 +236,32 @@ class ProcessOperator(Operator):
             work.wake_ms = None if wake is None else -(-wake // 1000)
         work.late_records += work.ctx._late
         if held is not None:
-            self._push(*held.by_group(self.node.tags), work.outputs)
+            self.emit(held, work.outputs)
+
+    def emit(self, held: Held, outputs: Mapping[str, Output]) -> None:
+        """Push what was held, by key group."""
+        self._push(*held.by_group(self.node.tags), outputs)
 
     def fire(self, timers: Timers, state: ShardState, ctx: Context, held: Held, after: int) -> None:
         """Call `on_timer` for what is due by the event clock after the epoch, and by processing time."""
         ctx._watermark = after
         for turn, kind in enumerate(timers.turns(after, upto_clock(ctx.now_ms)), 1):
-            for number in itertools.count(
-                1
-            ):  # of a turn: how many another key has had in earlier ones is not its business
-                if not (due := timers.take()):
-                    break
-                groups = key_groups(
-                    key_columns([k for k, _ in due], state.key_types, self.node.uid), state.place.key_groups
-                )
-                order = np.argsort(groups, kind="stable")
-                due = [due[i] for i in order.tolist()]
-                keys, fired = [k for k, _ in due], [t for _, t in due]
-                times: list[int | None] = [t.at_us for t in fired]
-                on_timer, phase = self._function.on_timer, f"{kind} timers {turn}.{number}"
-                self.run(keys, fired, groups[order], state, ctx, held, times, on_timer, phase)
+            self.take_turn(timers, state, ctx, held, f"{kind} timers {turn}")
         timers.seal()
+
+    def take_turn(self, timers: Timers, state: ShardState, ctx: Context, held: Held, turn: str) -> None:
+        """Call `on_timer` for all that are due of one kind."""
+        for number in itertools.count(1):  # how many another key has had in earlier turns is not its business
+            if not (due := timers.take()):
+                break
+            groups = key_groups(
+                key_columns([k for k, _ in due], state.key_types, self.node.uid), state.place.key_groups
+            )
+            order = np.argsort(groups, kind="stable")
+            due = [due[i] for i in order.tolist()]
+            keys, fired = [k for k, _ in due], [t for _, t in due]
+            times: list[int | None] = [t.at_us for t in fired]
+            self.run(keys, fired, groups[order], state, ctx, held, times, self.on_timer, f"{turn}.{number}")
 
     def run(
         self,
@@ -266,7 +281,7 @@ class ProcessOperator(Operator):
         """
         state.prefetch(keys, groups)
         told = times is not None or self.timed
-        run = self._loop(state, told)
+        run = self.loop(state, told=told)
         function = function or self._function.process
         if told and times is None:
             times = [None] * len(keys)
@@ -304,7 +319,8 @@ class ProcessOperator(Operator):
         except HoldfastError as error:
             raise error.at(self.node.uid, self.node.where) from None
 
-    def _loop(self, state: ShardState, told: bool) -> Callable[..., None]:
+    def loop(self, state: ShardState, *, told: bool = True) -> Callable[..., None]:
+        """The loop over records, with the function's states at hand; `told`: its context knows key and time of each."""
         hand = Hand()
         handles = [handle_for(s, state.tables[n], hand) for n, s in self._states.items()]
         for name, handle in zip(self._states, handles, strict=True):

@@ -19,7 +19,7 @@ from holdfast.log.records import AnswerFile, PlannedRange
 from holdfast.plan import graph as g
 from holdfast.plan.stages import Stage, Stages
 from holdfast.state.shard import Sealed
-from holdfast.time.watermarks import Clocks, Marks
+from holdfast.time.watermarks import CLOCK_TIME, ByClock, Clocks, Marks
 
 Part = dict[str, list[int]]
 """Some shards: their numbers by uid of their stage."""
@@ -265,7 +265,11 @@ def output_schema(graph: g.Graph, node: int, tag: str) -> pa.Schema | None:
     if tag != g.MAIN:
         return None
     if made.kind in (g.FILTER, g.EVENT_TIME):
-        return _common(graph, made)
+        found = _common(graph, made)
+        stamped = made.kind == g.EVENT_TIME and isinstance(made.body.watermarks, ByClock)
+        return (
+            found.append(pa.field(made.body.column, CLOCK_TIME)) if stamped and found is not None else found
+        )
     return made.schema
 
 

@@ -12,7 +12,7 @@ from holdfast.log.records import Commit, Plan
 from holdfast.metrics import Watermark
 from holdfast.plan.times import Assigner
 from holdfast.time.units import MAX_TIME, MIN_TIME, watermark_ms
-from holdfast.time.watermarks import holding, watermark
+from holdfast.time.watermarks import ByClock, holding, watermark
 
 _log = logging.getLogger("holdfast.driver")
 
@@ -27,6 +27,8 @@ class ShownTime:
         self._assigners = assigners
         self._moved_ms: dict[str, tuple[int, int]] = {}
         """What each watermark was, and since when."""
+        self._by_clock = {one.uid for one in assigners if isinstance(one.body.watermarks, ByClock)}
+        """Those that move on whenever there is an epoch."""
         self._shown: dict[str, Watermark] = {}
         self._told: set[str] = set()
 
@@ -71,7 +73,7 @@ class ShownTime:
         for uid, one in found.items():
             if one.still_ms < STILL_MS:
                 self._told.discard(uid)
-            elif uid not in self._told and one.split and not one.ended:
+            elif uid not in self._told and uid not in self._by_clock and one.split and not one.ended:
                 self._told.add(uid)
                 why = f"{one.split} holds it back (idle_after= lets it step out)"
                 if one.waits:

@@ -49,11 +49,11 @@ from holdfast.io.base import DEAD_LETTER, DEAD_LETTER_SCHEMA, Reading, Source, T
 from holdfast.log.records import PlannedRange
 from holdfast.plan import graph as g
 from holdfast.plan.stages import Stage
-from holdfast.plan.times import Stamp, clocked_by, delay_us, input_stamp
+from holdfast.plan.times import Stamp, clocked_by, delay_us, follows_clock, input_stamp
 from holdfast.state.backends import open_state
 from holdfast.state.keygroups import groups_of
 from holdfast.state.shard import EMPTY, Place, Sealed, ShardState, is_damage
-from holdfast.time.units import MIN_TIME
+from holdfast.time.units import LIMIT, MAX_TIME, MIN_TIME
 from holdfast.time.watermarks import Marks, delayed, event_clock, merge, reached, still_idle
 
 
@@ -148,6 +148,7 @@ def _read_ranges(
                 header.clocks,
                 _desk(program, header, target, node),
                 header.greatest,
+                header.now_ms,
             )
         chain = chains[planned.source]
         source: Source = node.body
@@ -350,6 +351,7 @@ def _apply(
         header.clocks,
         _desk(program, header, target, node),
         header.greatest,
+        header.now_ms,
     )
     chain.begin(node.uid, groups_owned.start)
     try:
@@ -365,7 +367,7 @@ def _apply(
             operator.apply(work)
             report.late = {node.uid: work.late_records} if work.late_records else {}
             report.unseen = {node.uid: work.unseen_records} if work.unseen_records else {}
-            report.wake_ms = work.wake_ms
+            report.wake_ms = _wake_ms(program, node, operator, work)
         reach("shard.applied", task=report.task)
         state.check_memory()
         chain.flush(groups_owned.start)
@@ -425,6 +427,19 @@ def _clock(program: Program, node: g.Node, header: Header, inbox: Inbox) -> tupl
     idle = still_idle(header.idle, inbox.marks)
     clock = event_clock(reached(header.start, inbox.marks), idle, assigners)
     return before, max(before, delayed(clock, delay_us(program.stages.graph, node)))
+
+
+def _wake_ms(program: Program, node: g.Node, operator: Operator, work: Work) -> int | None:
+    """When the next epoch is due even if nothing comes: for a timer on processing time, or where event time is the clock."""
+    graph = program.stages.graph
+    if work.after >= MAX_TIME or not follows_clock(graph, node):
+        return work.wake_ms
+    soonest = operator.next_due(work)
+    if soonest is None or soonest >= LIMIT:
+        return work.wake_ms
+    # The clock is at the last microsecond of its millisecond.
+    due_ms = -((999 - soonest - delay_us(graph, node)) // 1000)
+    return due_ms if work.wake_ms is None else min(work.wake_ms, due_ms)
 
 
 def _sides(program: Program, node: g.Node, tables: list[tuple[DataHead, pa.Table]]) -> list[Side]:

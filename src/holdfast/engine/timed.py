@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping
 from itertools import compress
 from typing import TYPE_CHECKING, Any
@@ -15,18 +16,21 @@ from holdfast.engine.calls import reached, user_error
 from holdfast.errors import SchemaError
 from holdfast.plan import graph as g
 from holdfast.plan.times import UNTIMED, Stamp
-from holdfast.time.units import MIN_TIME, TimeType
-from holdfast.time.watermarks import EventTime, Marks, copied, merge
+from holdfast.time.units import EPOCH, MIN_TIME, TimeType
+from holdfast.time.watermarks import CLOCK_TIME, ByClock, EventTime, Marks, copied, merge
 
 if TYPE_CHECKING:
     from holdfast.engine.chain import Fan
 
 
 class Seen:
-    """What a chain has seen of event time: the split whose records are passing, marks, and records without a time."""
+    """What a chain has seen of event time: the split whose records are passing, marks, and records without a time.
 
-    def __init__(self, greatest: Mapping[str, Mapping[str, int]] | None = None) -> None:
-        self.split = ""
+    And by the epoch's clock `now_ms`, for streams whose time that is.
+    """
+
+    def __init__(self, greatest: Mapping[str, Mapping[str, int]] | None = None, now_ms: int = 0) -> None:
+        self.split, self.now_ms = "", now_ms
         self.greatest = copied(greatest or {})
         """The greatest timestamp of each split so far, in microseconds, for assigners whose rule must know it."""
         self.marks: Marks = {}
@@ -48,11 +52,14 @@ class TimeStep:
     """An `event_time` operator: lets records pass, and notes the watermark they lead to."""
 
     def __init__(self, node: g.Node, out: Fan, untimed: Fan, seen: Seen, redact: bool) -> None:
-        self.mutates = out.mutates or untimed.mutates  # it passes the same dicts on
         self._node, self._out, self._untimed, self._seen, self._redact = node, out, untimed, seen, redact
         self._body: EventTime = node.body
+        self._by_clock = isinstance(self._body.watermarks, ByClock)
+        self.mutates = self._by_clock or out.mutates or untimed.mutates  # it passes the same dicts on
 
     def push(self, batch: Batch) -> None:
+        if self._by_clock:
+            batch = self._stamped(batch)
         times, missing = self._times(batch)
         if missing.any():
             batch, times = self._without(batch, times, missing)
@@ -62,6 +69,23 @@ class TimeStep:
             if self._body.watermarks.by_record:
                 self._by_record(batch)
         self._out.push(batch)
+
+    def _stamped(self, batch: Batch) -> Batch:
+        """The records with the epoch's clock as their time."""
+        name, now = self._body.column, EPOCH + dt.timedelta(milliseconds=self._seen.now_ms)
+        table = batch.known_table
+        there = table.schema.names if table is not None else {n for row in batch.rows() for n in row}
+        if name in there:
+            raise SchemaError(
+                f"The records have a column {name!r} already.",
+                uid=self._node.uid,
+                where=self._node.where,
+                remedy='Name another for the clock: clock_time("seen_at").',
+            )
+        if table is not None:
+            column = pa.repeat(pa.scalar(now, CLOCK_TIME), table.num_rows)
+            return Batch(table=table.append_column(name, column))
+        return Batch(rows=[{**row, name: now} for row in batch.rows()])
 
     def _mark(self, greatest: int) -> int | None:
         if self._body.watermarks.so_far:
@@ -167,3 +191,17 @@ def table_times(table: pa.Table, stamp: Stamp, node: g.Node) -> npt.NDArray[np.i
         return times
     except SchemaError as error:
         raise error.at(node.uid, node.where) from None
+
+
+def check_order(table: pa.Table, stamp: Stamp, node: g.Node) -> None:
+    """Raise for times that microseconds can't tell apart, where an operator goes by which of two is earlier."""
+    column = table.column(stamp.column)
+    if pa.types.is_null(column.type) or not TimeType.of(column.type, stamp.unit).finer(column):
+        return
+    raise SchemaError(
+        f"{stamp.column!r} has nanoseconds, and event time is in microseconds: of two records within one of them nobody knows "
+        "which is earlier.",
+        uid=node.uid,
+        where=node.where,
+        remedy='Cut them before event_time, where you know what that means: cast the column to pa.timestamp("us").',
+    )

@@ -13,7 +13,7 @@ import pyarrow as pa
 from holdfast.functions import CLOCK, EVENT, Timer
 from holdfast.state.shard import ShardState
 from holdfast.state.tables import TableSpec, ValueTable, order_bytes
-from holdfast.time.units import MAX_TIME
+from holdfast.time.units import MAX_TIME, MIN_TIME
 
 _TURNS = 100
 """So often the two kinds of timers take turns in one epoch."""
@@ -34,15 +34,19 @@ SPECS = [
 class Timers:
     """What one attempt does with timers. Those of the epochs before are in the state, in the order of their time.
 
-    `beside`: how many parts of a timer's key stand behind the operator's own, as the bounds of a window.
+    `beside`: how many parts of a timer's key stand behind the operator's own, as the bounds of a window. `by_group`: those
+    of a key group are taken one after the other, whichever key they belong to.
     """
 
-    def __init__(self, state: ShardState, beside: int = 0) -> None:
+    until = MIN_TIME
+    """When the stream has ended: a timer for an earlier time is set all the same."""
+
+    def __init__(self, state: ShardState, beside: int = 0, *, by_group: bool = False) -> None:
         self._state = state
-        self._beside = beside
+        self._beside, self._by_group = beside, by_group
         self._changes: dict[str, dict[Any, bool]] = {EVENT: {}, CLOCK: {}}
         self._firing: dict[Any, list[tuple[int, bytes, str, Any]]] | None = None
-        """By the operator's own key."""
+        """By the operator's own key, or by key group."""
         self._kind, self._upto = EVENT, 0
         self._ended = False
         """Whether no more event time passes: the stream has ended, and what was set by then has its turn."""
@@ -51,11 +55,11 @@ class Timers:
 
     def set(self, kind: str, key: Any, at_us: int, name: str) -> None:
         full = _full(key, at_us, name)
-        if kind == EVENT and self._ended and full not in self._last:
+        if kind == EVENT and self._ended and at_us >= self.until and full not in self._last:
             return  # nobody would call it: in this epoch it would set itself anew without end, and later no time passes
         self._changes[kind][full] = True
         if self._firing is not None and kind == self._kind and at_us <= self._upto:
-            heapq.heappush(self._mine(key), (at_us, order_bytes(key), name, key))
+            heapq.heappush(self._of(self._lane(key)), (at_us, order_bytes(key), name, key))
 
     def delete(self, kind: str, key: Any, at_us: int, name: str) -> None:
         self._changes[kind][_full(key, at_us, name)] = False
@@ -86,9 +90,10 @@ class Timers:
         self._kind, self._upto, self._firing = kind, upto_us, {}
         if kind == EVENT and self._ended:
             self._last = set(due)
-        for full in due:
-            key = _key(full)
-            self._mine(key).append((full[-2], order_bytes(key), full[-1], key))
+        keys = [_key(full) for full in due]
+        lanes = self._groups(due) if self._by_group else map(self._lane, keys)
+        for full, key, lane in zip(due, keys, lanes, strict=True):
+            self._of(lane).append((full[-2], order_bytes(key), full[-1], key))
         for timers in self._firing.values():
             heapq.heapify(timers)
 
@@ -116,9 +121,43 @@ class Timers:
         found.sort(key=lambda f: (f[0], f[1], f[3].name))
         return [(key, timer) for _, _, key, timer in found]
 
-    def _mine(self, key: Any) -> list[tuple[int, bytes, str, Any]]:
+    @property
+    def lanes(self) -> list[Any]:
+        """The keys, or key groups, that have something to fire."""
         assert self._firing is not None
-        return self._firing.setdefault(key[: -self._beside] if self._beside else key, [])
+        return list(self._firing)
+
+    def due(self) -> dict[Any, Any]:
+        """The keys that have something to fire, and the lane of each."""
+        assert self._firing is not None
+        return {key: lane for lane, timers in self._firing.items() for *_, key in timers}
+
+    def take_of(self, lane: Any, before_us: int) -> tuple[Any, Timer] | None:
+        """The next timer of a lane, if it is due before a time."""
+        assert self._firing is not None
+        timers, changes = self._firing.get(lane, []), self._changes[self._kind]
+        while timers and timers[0][0] < before_us:
+            at, _, name, key = heapq.heappop(timers)
+            full = _full(key, at, name)
+            self._last.discard(full)
+            if changes.get(full, True):
+                changes[full] = False
+                return key, Timer(at, name, self._kind)
+        return None
+
+    def _lane(self, key: Any) -> Any:
+        """Where a timer of the key at hand stands in line."""
+        if self._by_group:
+            return self._state.group
+        return key[: -self._beside] if self._beside else key
+
+    def _groups(self, due: list[Any]) -> list[int]:
+        found: list[int] = self._state.groups(due, self._table(self._kind).spec).tolist()
+        return found
+
+    def _of(self, lane: Any) -> list[tuple[int, bytes, str, Any]]:
+        assert self._firing is not None
+        return self._firing.setdefault(lane, [])
 
     def seal(self) -> None:
         """Put what was set and deleted into the state."""

@@ -19,6 +19,8 @@ KEPT = {
     "pattern": ("waiting", "begun"),
 }
 """The states of each kind of operator."""
+WAITING = ("waiting.left", "waiting.right")
+"""What waits for event time before an ordered process; beside it are the states of its function."""
 OUR_TIMES = ("kept.due", "kept.at", "begun.due", "until")
 """The fields of these states that hold times; all others are numbers, or the records' own."""
 Select = Callable[[Any, Any], Any]
@@ -180,3 +182,13 @@ class PatternBody:
 
     def describe(self) -> str:
         return f"{' then '.join(s.name for s in self.steps)}, within {self.within_us / 1e6:g} s"
+
+
+@dataclasses.dataclass(frozen=True)
+class OrderedBody:
+    """A `KeyedProcess` that takes records and timers in the order of event time."""
+
+    function: Any
+
+    def describe(self) -> str:
+        return f"{type(self.function).__name__}, in order"

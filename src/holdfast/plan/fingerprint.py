@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast.plan.graph import Graph
 
-ENGINE = 3
+ENGINE = 4
 """One more whenever the engine itself makes other bytes of the same records: another order, other deltas."""
 
 

@@ -33,8 +33,8 @@ SOURCE, MAP, FILTER, FLAT_MAP, MAP_BATCHES, UNION, EVENT_TIME, PROCESS, AGGREGAT
     "sink",
 )
 ASYNC_MAP = "async_map"
-JOIN, DEDUPLICATE, TOP, PATTERN = "join", "deduplicate", "top", "pattern"
-LIBRARY = (JOIN, DEDUPLICATE, TOP, PATTERN)
+JOIN, DEDUPLICATE, TOP, PATTERN, ORDERED = "join", "deduplicate", "top", "pattern", "process in order"
+LIBRARY = (JOIN, DEDUPLICATE, TOP, PATTERN, ORDERED)
 """Operators of the library: they take records as they are, and keep them as they are."""
 KEYED = (PROCESS, AGGREGATE, REDUCE, WINDOW, *LIBRARY)
 NEEDS_UID = (SOURCE, SINK, *KEYED)

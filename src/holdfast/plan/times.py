@@ -17,7 +17,7 @@ from holdfast.plan.bodies import AsOfBody, IntervalBody
 from holdfast.plan.stages import Stages
 from holdfast.time import windows
 from holdfast.time.triggers import Trigger, event_time
-from holdfast.time.watermarks import EventTime
+from holdfast.time.watermarks import ByClock, EventTime
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
 """The columns in which a window's results carry its bounds."""
@@ -71,6 +71,8 @@ class WindowBody:
         elif isinstance(self.assigner, windows.Tumbling) and self.in_batches:
             # Which windows had their result is told by when they are due: then, or when they are forgotten.
             facts[LATER] = bool(self.lateness_us)
+        elif isinstance(self.assigner, windows.Session) and self.in_batches:
+            facts["sessions"] = "in any order"  # how they are laid out
         if not self.in_batches:
             facts |= {"makes": self.kind, "trigger": self.trigger.kind, "merging": self.assigner.merging}
         return facts
@@ -136,6 +138,12 @@ def clocked_by(graph: g.Graph, node: g.Node) -> list[str]:
     return sorted(found)
 
 
+def follows_clock(graph: g.Graph, node: g.Node) -> bool:
+    """Whether an operator's event clock is that on the wall: then it goes on without records."""
+    found = [graph.by_uid(uid).body.watermarks for uid in clocked_by(graph, node)]
+    return bool(found) and all(isinstance(rule, ByClock) for rule in found)
+
+
 def delay_us(graph: g.Graph, node: g.Node) -> int:
     """By how much an operator's event clock is behind the watermarks that move it.
 
@@ -172,6 +180,10 @@ def _library_stamp(graph: g.Graph, node: g.Node, tag: str) -> Stamp | None:
     """Results have a time where none of them can be late behind it: that of a window, or of what the clock has just passed."""
     if tag in (LATE, LATE_RIGHT) or node.kind == g.DEDUPLICATE or isinstance(node.body, AsOfBody):
         return input_stamp(graph, node, 1 if tag == LATE_RIGHT else 0)
+    if (
+        node.kind == g.ORDERED
+    ):  # what it makes of a record, or of a timer, is of a time that the clock has just passed
+        return input_stamp(graph, node)
     if tag != g.MAIN:
         return None
     if isinstance(node.body, IntervalBody):

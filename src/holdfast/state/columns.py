@@ -227,6 +227,14 @@ class HeapColumns(ValueTable):
         assert self._due is not None, f"{self.spec.name} has no due times"
         return self._due.first(since)
 
+    def _staged_dues(self) -> list[int]:
+        if self._staged is None:
+            return []
+        _, _, columns, gone = self._staged
+        dues = self._dues(columns)
+        found: list[int] = (dues if gone is None else dues[~gone]).tolist()
+        return found
+
     def _due_keys(self, first: int, last: int) -> list[Any]:
         assert self._due is not None, f"{self.spec.name} has no due times"
         rows = self._due.between(first, last)

@@ -145,6 +145,18 @@ class ValueTable:
         """The earliest due time, from `since` on, of all that is committed; None where there is nothing."""
         raise NotImplementedError
 
+    def first_due(self, since: int) -> int | None:
+        """The earliest due time from `since` on, with what this attempt changes; what it has put off counts as it was."""
+        found = [due for due in self._staged_dues() if due >= since]
+        stored = self.next_due(since)
+        return min(found if stored is None else [*found, stored], default=None)
+
+    def _staged_dues(self) -> Iterable[int]:
+        """When what is staged is due."""
+        at = self.spec.due_at
+        assert at is not None, f"{self.spec.name} has no due times"
+        return (value[at] for value in self.changes.values() if value is not GONE)
+
     def _due_keys(self, first: int, last: int) -> list[Any]:
         """Committed keys that are due from `first` to `last`, both included, in order."""
         raise NotImplementedError

@@ -123,6 +123,15 @@ class TimeType:
         us[nulls] = MIN_TIME
         return us, nulls
 
+    def finer(self, array: pa.Array | pa.ChunkedArray) -> bool:
+        """Whether some of a column's times lie between two microseconds."""
+        if self.unit != "ns":
+            return False
+        if isinstance(array, pa.ChunkedArray):
+            array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+        counts = _integers(array).drop_null().to_numpy(zero_copy_only=False)
+        return bool((counts % counts.dtype.type(1000)).any())
+
     def from_us(self, us: npt.ArrayLike) -> pa.Array:
         """A column of this type: each time cut to the unit below; MIN_TIME and MAX_TIME become null."""
         times: Times = np.asarray(us, dtype=np.int64)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from holdfast.errors import PipelineError
 from holdfast.time.units import LIMIT, MAX_TIME, MIN_TIME, duration_us
@@ -108,6 +109,28 @@ class FromSource(Watermarks):
 
     def describe(self) -> str:
         return "given by the source"
+
+
+CLOCK_TIME = pa.timestamp("us", "UTC")
+"""What a time that the clock gives is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ByClock(Watermarks):
+    """Records have the time of the epoch that reads them: all that come later have a later one."""
+
+    so_far = False
+
+    def mark(self, greatest: int) -> int:
+        return self.upto(greatest // 1000)
+
+    @staticmethod
+    def upto(now_ms: int) -> int:
+        """The watermark of an epoch at that time."""
+        return now_ms * 1000 + 999
+
+    def describe(self) -> str:
+        return "by the clock"
 
 
 def bounded(out_of_order: Any) -> Watermarks:

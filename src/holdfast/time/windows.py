@@ -354,6 +354,10 @@ class Sliding(Assigner):
         """A number that changes whenever another window is complete: on the wall's clock, the start of the last one."""
         return self._windows.mark(self._wall.shown(watermark + 1) - self.size_us)
 
+    def next_complete(self, watermark: int) -> int:
+        """The first watermark behind this one that completes another window."""
+        return self._wall.first(self.complete_by(watermark) + self.slide_us + self.size_us) - 1
+
     def windows_of_pane(self, pane_start: int) -> list[int]:
         """The starts of the windows that have a pane in them, in order; none if it lies between two windows."""
         return [

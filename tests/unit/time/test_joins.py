@@ -558,3 +558,52 @@ def test_what_makes_no_sense_is_refused() -> None:
     one.as_of(other).select("j").write("out", hf.memory())
     with pytest.raises(PipelineError, match="both sides"):
         hf.testing.run(untimed)
+
+
+NANOS = pa.schema([("k", pa.int64()), ("at", pa.timestamp("ns")), ("v", pa.int64())])
+
+
+def _nanos(pipeline: hf.Pipeline, uid: str, *times: int) -> hf.KeyedStream:
+    rows = pa.table({"k": [1] * len(times), "at": pa.array(times, pa.timestamp("ns")), "v": list(times)})
+    return pipeline.read(uid, hf.records(rows, schema=NANOS)).event_time("at").key_by("k")
+
+
+@pytest.mark.parametrize("kind", ["as of", "between", "pattern", "in order"])
+@pytest.mark.parametrize("finer", [True, False])
+def test_who_goes_by_which_of_two_times_is_earlier_refuses_what_microseconds_cannot_tell(
+    kind: str, finer: bool
+) -> None:
+    """A quote was joined with a trade of the same microsecond that was made before it."""
+    p = hf.Pipeline("p")
+    trades, quotes = _nanos(p, "trades", 5_000), _nanos(p, "quotes", 3_000, 4_900 if finer else 5_000)
+    match kind:
+        case "as of":
+            out = trades.as_of(quotes).select("x", lambda t, q: {"v": q["v"]})
+        case "between":
+            out = trades.join(quotes).between("-1s", "0s").select("x", lambda t, q: {"v": q["v"]})
+        case "pattern":
+            low = hf.pattern("low", lambda r: r["v"] == 3_000).then("high", lambda r: r["v"] > 4_000)
+            out = quotes.pattern("x", low.within("1s")).map(lambda r: {"v": r["high"]["v"]})
+        case _:
+            out = quotes.process("x", Told(), in_order=True)
+    out.write("out", hf.memory())
+    if finer:
+        with pytest.raises(SchemaError, match=r"\[x\] 'at' has nanoseconds") as caught:
+            hf.testing.run(p)
+        assert 'pa.timestamp("us")' in str(caught.value)
+    else:
+        assert {"v": 5_000} in hf.testing.run(p).rows("out")
+
+
+class Told(hf.KeyedProcess):
+    def process(self, key: Any, record: Row, ctx: hf.Context) -> Any:
+        yield {"v": record["v"]}
+
+
+def test_windows_take_nanoseconds_as_they_are() -> None:
+    p = hf.Pipeline("p")
+    counts = (
+        _nanos(p, "in", 999_999_999, 1_000_000_001).window(hf.tumbling("1s")).aggregate("w", n=hf.count())
+    )
+    counts.write("out", hf.memory())
+    assert [r["n"] for r in hf.testing.run(p).rows("out")] == [1, 1]

@@ -336,3 +336,23 @@ def test_a_watermark_in_milliseconds_promises_as_much_as_it_can(watermark: int) 
 @pytest.mark.parametrize("end", [MIN_TIME, MAX_TIME])
 def test_nothing_known_and_the_end_of_time_have_no_unit(end: int) -> None:
     assert watermark_ms(end) == us_to_ms_floor(end) == end
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit", "raw", "finer"),
+    [
+        (pa.timestamp("ns"), None, [1_000, None, -3_000], False),
+        (pa.timestamp("ns", "Asia/Seoul"), None, [1_000, 1_001], True),
+        (pa.int64(), "ns", [-1], True),
+        (pa.int64(), "us", [1, 2, 3], False),
+        (pa.timestamp("ns"), None, [], False),
+    ],
+)
+def test_times_between_two_microseconds_are_found(
+    kind: pa.DataType, unit: str | None, raw: list[int | None], finer: bool
+) -> None:
+    for array in (
+        pa.array(raw, pa.int64()).cast(kind),
+        pa.chunked_array([pa.array(raw, pa.int64()).cast(kind)]),
+    ):
+        assert TimeType.of(kind, unit).finer(array) is finer
