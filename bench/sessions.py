@@ -39,6 +39,7 @@ BLOCK = 10_000
 RECORDS = 100_000
 GAP_S = 3_600
 ASKED = 1.3
+"""Of an epoch whose records go to open sessions; expiry is to cost what expires, and is held to the same."""
 TIMEOUT_S = 600.0
 FILE = ROOT / ".bench" / "sessions.json"
 
@@ -214,7 +215,7 @@ def _case(kind: str, seen: dict[str, list[dict[str, Any]]], sizes: dict[str, int
         "ratio": round(ratio, 3),
         "spread": {name: [round(min(m), 1), round(max(m), 1)] for name, m in medians.items()},
         "emitted": {name: rounds[-1]["emitted"] for name, rounds in seen.items()},
-        # What ends costs what it is: of few sessions there is one such epoch a round, which is only shown.
-        "asked": f"at most {ASKED}x" if kind == "steady" else None,
-        "met": ratio <= ASKED if kind == "steady" else None,
+        # Of few sessions there is one epoch a round in which some end.
+        "asked": f"at most {ASKED}x",
+        "met": ratio <= ASKED,
     }

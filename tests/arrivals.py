@@ -18,6 +18,7 @@ from typing import Any
 from unittest import mock
 
 import pyarrow as pa
+from hypothesis import example
 from hypothesis import strategies as st
 
 import holdfast as hf
@@ -123,6 +124,19 @@ HARD = Way(
     behind=True,
 )
 """All at once, for what must not be left to be drawn: silences, late records, a death that takes all state, RocksDB."""
+OTHER_HARD = dataclasses.replace(
+    HARD, backend="heap", parallelism=4, checkpoint="2 epochs", dies_in=4, decided=True
+)
+"""And what that is not: on the heap, from a checkpoint, more shards than are lost, a death between decision and publishing."""
+
+
+def hard_ways(**given: Any) -> Callable[[Any], Any]:
+    """Examples of a test that are always among its draws: what is given, in each hard way."""
+
+    def marked(test: Any) -> Any:
+        return example(way=HARD, **given)(example(way=OTHER_HARD, **given)(test))
+
+    return marked
 
 
 # Arrival

@@ -45,6 +45,7 @@ class Context:
         "_outputs",
         "_random",
         "_timers",
+        "_torn",
         "_watermark",
         "epoch",
         "now_ms",
@@ -72,10 +73,14 @@ class Context:
         self._key: Any = None
         self._timers: TimerBook | None = None
         self._late = 0
+        self._torn: PipelineError | None = None
+        """Where streams with different event times came together: what to do about it."""
 
     @property
     def time_ms(self) -> int | None:
         """The event time of the record or timer at hand; None where the stream has none."""
+        if self._at is None and self._torn is not None:
+            raise self._torn
         return None if self._at is None else self._at // 1000
 
     @property

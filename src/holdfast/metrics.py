@@ -34,6 +34,8 @@ class Watermark(msgspec.Struct, frozen=True):
     """Whether nothing is read for it until others of its group are as far (`align`)."""
     waits_for: str = ""
     """Then: the operator of its group that is furthest behind, and what holds that back."""
+    sources: dict[str, int] = {}
+    """How far each source that is waited for is behind, by its slowest split; none of those of which nothing is known."""
 
 
 class EpochFacts(msgspec.Struct, frozen=True):

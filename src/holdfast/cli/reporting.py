@@ -21,7 +21,7 @@ from holdfast.cli.output import Unbroken, amount, clock, console, millis, moment
 from holdfast.cli.view import run_view
 from holdfast.cli.watching import Seen, set_aside
 from holdfast.errors import HoldfastError
-from holdfast.metrics import EpochFacts, Status
+from holdfast.metrics import EpochFacts, Status, Watermark
 
 LINE_EVERY_S = 0.5
 FRAMES_PER_S = 5
@@ -166,14 +166,22 @@ def epoch_line(epochs: Sequence[EpochFacts], status: Status) -> str:
 
 
 def _behind(facts: EpochFacts) -> list[str]:
-    """How far event time is behind where it is furthest; nothing where there is none, or it has ended."""
-    going = [one for one in facts.watermarks.values() if not one.ended]
-    if any(one.lag_ms is None for one in going):
-        return ["event time not known yet"]
-    last = max(going, key=lambda one: one.lag_ms or 0, default=None)
-    if last is None or last.ms is None:
+    """How far event time is behind where it is furthest, and who holds it; nothing where there is none, or it has ended."""
+    going = {uid: one for uid, one in facts.watermarks.items() if not one.ended}
+    unknown = next(((uid, one) for uid, one in going.items() if one.lag_ms is None), None)
+    if unknown is not None:
+        return [f"event time not known yet{_holder(*unknown)}"]
+    if not going:
         return []
-    return [f"event time {moment(last.ms)}, {clock(max(0, last.lag_ms or 0) / 1000)} behind"]
+    uid, last = max(going.items(), key=lambda found: found[1].lag_ms or 0)
+    if last.ms is None:
+        return []
+    behind = clock(max(0, last.lag_ms or 0) / 1000)
+    return [f"event time {moment(last.ms)}, {behind} behind{_holder(uid, last)}"]
+
+
+def _holder(uid: str, one: Watermark) -> str:
+    return f" ({uid}: {one.split})" if one.split else ""
 
 
 def _aside(told: EpochFacts | Status) -> list[int]:

@@ -180,6 +180,9 @@ def _event_time(uid: str, one: dict[str, Any]) -> Text:
         return Text(f"{uid}: not known yet; {one['split'] or 'nobody'} holds it back", style="yellow")
     lag = clock(max(0, one["lag_ms"]) / 1000)
     text = f"{uid}: {moment(one['ms'])}, {lag} behind; {one['split'] or 'nobody'} holds it back"
+    if len(one["sources"]) > 1:
+        each = (f"{source} {clock(max(0, ms) / 1000)}" for source, ms in one["sources"].items())
+        text += f"; by source: {', '.join(each)}"
     if one["waits"]:
         text += f"; waits for {one['waits_for'] or 'others of its group'}"
     if one["idle"]:

@@ -116,7 +116,9 @@ class Driver:
         self._sources: dict[str, Source] = {n.uid: n.body for n in graph.of_kind(g.SOURCE)}
         self._sinks: dict[str, g.Node] = {n.uid: n for n in graph.of_kind(g.SINK)}
         self._assigners = assigners(program.stages)
-        self._shown = ShownTime(self._assigners)
+        self._shown = ShownTime(
+            self._assigners, int(1000 * settings.interval_s) if settings.cut == "interval" else 0
+        )
         self._stop = threading.Event()
         self._unwanted = False
         """Asked to stop before it stood."""

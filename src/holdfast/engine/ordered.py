@@ -56,7 +56,8 @@ class Ordered(KeepingOperator):
     def specs(self, schema: pa.Schema | None) -> list[TableSpec] | None:
         found = self._inner.specs(schema)
         assert found is not None
-        return [*found, *(shelf_spec(name, schema, side) for side, name in enumerate(self._shelves))]
+        # The function's own come last: whether it has timers may change, and a table's place is its name in RocksDB.
+        return [*(shelf_spec(name, schema, side) for side, name in enumerate(self._shelves)), *found]
 
     def close(self) -> None:
         self._inner.close()

@@ -157,10 +157,10 @@ class Sessions(Windows):
         def any_of(mask: Mask) -> Mask:
             return np.bincount(merged.rows[mask], minlength=count) > 0
 
-        fired = np.zeros(len(ids), bool)
-        fired[: len(stored.ids)] = (
-            stored.dues != stored.ends - 1
-        )  # kept for its lateness, whatever that is by now
+        fired, waits = np.zeros(len(ids), bool), np.zeros(len(ids), bool)
+        mine = slice(len(stored.ids))
+        fired[mine] = stored.dues != stored.ends - 1  # kept for its lateness, whatever that is by now
+        waits[mine] = stored.dues > work.after
         solid, touched, had = any_of(kind < 2), any_of(kind > 0), any_of(fired)
         if work.behind is not None:
             first = len(kind) - int((kind == 2).sum())
@@ -170,7 +170,9 @@ class Sessions(Windows):
                 self._push_late(work, work.behind.filter(pa.array(rows)))
         last = merged.ends - 1
         fires = solid & (last <= work.after) & (touched | ~had)
-        lives = solid & ~late(last, work.after, self._body.lateness_us)
+        # What nothing came to stays until it is due, whatever lateness is by now: of other keys only what is due was read.
+        stays = any_of(waits) & ~touched
+        lives = solid & (stays | ~late(last, work.after, self._body.lateness_us))
         self._keep(work, owners, stored, merged, np.flatnonzero(lives), parts)
         work.state.check_memory()
         at = np.flatnonzero(fires)
@@ -195,6 +197,7 @@ class Sessions(Windows):
         homes, was = self._as_they_were(stored, merged)
         slot = seated(mine, homes[at], used, stored)
         due = self._due_after(merged.ends[at] - 1, work.after)
+        due = np.where((was[at, 0] >= 0) & (was[at, 1] > work.after), was[at, 1], due)
         told = np.where(slot == 0, used[mine], 0)
         changed = np.flatnonzero((was[at] != np.stack([slot, due, told], axis=1)).any(axis=1))
         at, mine, slot, due, told = at[changed], mine[changed], slot[changed], due[changed], told[changed]

@@ -54,7 +54,16 @@ from holdfast.state.backends import open_state
 from holdfast.state.keygroups import groups_of
 from holdfast.state.shard import EMPTY, Place, Sealed, ShardState, is_damage
 from holdfast.time.units import LIMIT, MAX_TIME, MIN_TIME
-from holdfast.time.watermarks import Marks, delayed, event_clock, merge, reached, still_idle
+from holdfast.time.watermarks import (
+    Clocks,
+    Marks,
+    delayed,
+    event_clock,
+    merge,
+    reached,
+    still_idle,
+    watermark,
+)
 
 
 class Where(msgspec.Struct, frozen=True):
@@ -360,6 +369,7 @@ def _apply(
             state.key_types = _wider(node, state.key_types, _key_types(node, sides))
             clocked = bool(clocked_by(program.stages.graph, node))
             context = Context(node.uid, header.epoch, header.now_ms, watermark=before, clocked=clocked)
+            context._torn = _torn(program, node)
             behind = by_key_group([t for _, t in late])[0] if late else None
             key = sides[0].key if sides else _key_of(node)
             work = Work(sides, key, state, context, chain.outputs, book, behind, before, after)
@@ -367,7 +377,7 @@ def _apply(
             operator.apply(work)
             report.late = {node.uid: work.late_records} if work.late_records else {}
             report.unseen = {node.uid: work.unseen_records} if work.unseen_records else {}
-            report.wake_ms = _wake_ms(program, node, operator, work)
+            report.wake_ms = _wake_ms(program, node, operator, work, header.start)
         reach("shard.applied", task=report.task)
         state.check_memory()
         chain.flush(groups_owned.start)
@@ -429,10 +439,11 @@ def _clock(program: Program, node: g.Node, header: Header, inbox: Inbox) -> tupl
     return before, max(before, delayed(clock, delay_us(program.stages.graph, node)))
 
 
-def _wake_ms(program: Program, node: g.Node, operator: Operator, work: Work) -> int | None:
+def _wake_ms(program: Program, node: g.Node, operator: Operator, work: Work, start: Clocks) -> int | None:
     """When the next epoch is due even if nothing comes: for a timer on processing time, or where event time is the clock."""
     graph = program.stages.graph
-    if work.after >= MAX_TIME or not follows_clock(graph, node):
+    idle = (uid for uid, splits in start.idle.items() if watermark(start.marks.get(uid, {}), splits) is None)
+    if work.after >= MAX_TIME or not follows_clock(graph, node, {*start.ended, *idle}):
         return work.wake_ms
     soonest = operator.next_due(work)
     if soonest is None or soonest >= LIMIT:
@@ -483,6 +494,16 @@ def _stamp(program: Program, node: g.Node, side: int) -> Stamp | None:
         if node.kind == g.WINDOW:
             raise
         return None
+
+
+def _torn(program: Program, node: g.Node) -> PipelineError | None:
+    """What there is to say to a function that asks for the time of its records, where they don't agree on it."""
+    for side in sorted({i.side for i in node.inputs}):
+        try:
+            input_stamp(program.stages.graph, node, side)
+        except PipelineError as error:
+            return error
+    return None
 
 
 def _key_of(node: g.Node) -> g.Key:

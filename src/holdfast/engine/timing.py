@@ -16,6 +16,7 @@ from holdfast.log.records import Commit, Plan
 from holdfast.plan.times import Assigner
 from holdfast.time.units import MAX_TIME, MIN_TIME
 from holdfast.time.watermarks import (
+    WHOLE,
     ByClock,
     FromSource,
     Marks,
@@ -86,7 +87,7 @@ def plan_time(
         )
         made.marks[one.uid] = dict(splits.known)
         if isinstance(one.body.watermarks, ByClock):
-            made.marks[one.uid] = dict.fromkeys(splits.known, one.body.watermarks.upto(now_ms))
+            made.marks[one.uid] = dict.fromkeys(splits.known or [WHOLE], one.body.watermarks.upto(now_ms))
         if before is not None and one.uid in before[1].greatest:
             reached = before[1].greatest[one.uid]
             made.greatest[one.uid] = {s: at for s, at in reached.items() if s in splits.known}

@@ -7,7 +7,7 @@ or a window gives its results times of their own.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from holdfast.errors import PipelineError
@@ -138,9 +138,12 @@ def clocked_by(graph: g.Graph, node: g.Node) -> list[str]:
     return sorted(found)
 
 
-def follows_clock(graph: g.Graph, node: g.Node) -> bool:
-    """Whether an operator's event clock is that on the wall: then it goes on without records."""
-    found = [graph.by_uid(uid).body.watermarks for uid in clocked_by(graph, node)]
+def follows_clock(graph: g.Graph, node: g.Node, resting: Collection[str] = ()) -> bool:
+    """Whether an operator's event clock is that on the wall: then it goes on without records.
+
+    `resting` are assigners that nobody waits for, since they have ended or all their splits are idle.
+    """
+    found = [graph.by_uid(uid).body.watermarks for uid in clocked_by(graph, node) if uid not in resting]
     return bool(found) and all(isinstance(rule, ByClock) for rule in found)
 
 

@@ -85,7 +85,7 @@ def test_plain_lines_tell_of_event_time_and_of_records_that_are_in_no_result_bec
         return Watermark(
             ms=None if lag_ms is None else 1_714_564_870_000 - lag_ms,
             lag_ms=lag_ms,
-            split="",
+            split="" if ended else "orders/3",
             still_ms=0,
             ended=ended,
         )
@@ -98,11 +98,9 @@ def test_plain_lines_tell_of_event_time_and_of_records_that_are_in_no_result_bec
         reporter.hear(msgspec.structs.replace(status(epoch), **counts), one)
     reporter.end(None)
     lines = capsys.readouterr().out.splitlines()
-    told = (
-        "  event time 2024-05-01 12:00:05Z, 1:05 behind  3 late records  4 untimed records  5 unseen records"
-    )
+    told = "  event time 2024-05-01 12:00:05Z, 1:05 behind (b: orders/3)  3 late records  4 untimed records  5 unseen records"
     assert lines[0].endswith(told)
-    assert lines[1].endswith("  event time not known yet")
+    assert lines[1].endswith("  event time not known yet (a: orders/3)")
     assert lines[2].endswith("2.0 KB")
     assert ", 3 late records, 4 untimed records, 5 unseen records. Directory" in lines[3]
 

@@ -167,3 +167,41 @@ def test_a_column_that_is_there_is_not_overwritten() -> None:
         with pytest.raises(SchemaError, match=r"have a column 'seen_at' already") as caught:
             hf.testing.run(made)
         assert "clock_time(" in str(caught.value)
+
+
+def test_a_source_that_has_no_split_yet_does_not_hold_the_clock() -> None:
+    made = hf.Pipeline("p")
+    ended, silent = hf.records([{"k": "a", "at": 1, "v": 1}]), Script([], bounded=False)
+    stream = made.read("ended", ended).union(made.read("silent", silent)).clock_time("seen_at")
+    counted = stream.key_by("k").window(hf.tumbling("10s")).aggregate("w", n=hf.count())
+    counted.write("out", hf.memory())
+    result = hf.testing.run(made, step_ms=100, linger_ms=60_000)
+    assert [r["n"] for r in result.rows("out")] == [1]
+    assert len(result.commits) <= 3, "no epoch after the other until the window ends"
+
+
+class Echo(hf.TwoInputProcess):
+    """Answers each record of the right two seconds later."""
+
+    def process_left(self, key: Any, record: Row, ctx: hf.Context) -> None:
+        return
+
+    def process_right(self, key: Any, record: Row, ctx: hf.Context) -> None:
+        ctx.set_timer(ctx.now_ms + 2_000)
+
+    def on_timer(self, key: Any, timer: hf.Timer, ctx: hf.Context) -> Iterator[Row]:
+        yield {"k": key, "behind": ctx.now_ms - timer.at_ms}
+
+
+@pytest.mark.parametrize("rests", ["ended", "idle"])
+def test_beside_a_stream_that_nobody_waits_for_the_clock_wakes_its_operator(rests: str) -> None:
+    made = hf.Pipeline("p")
+    other = Script([{"0": at(1)}], splits=["0"], bounded=rests == "ended")
+    left = made.read("left", other).event_time("at", unit="s", idle_after="1s").key_by("k")
+    live_one = Script([{"0": at(n)} for n in range(5)], bounded=False)
+    right = made.read("right", live_one).clock_time("seen_at").key_by("k")
+    left.connect(right).process("echo", Echo()).write("out", hf.memory())
+    result = hf.testing.run(made, step_ms=300, linger_ms=30_000)
+    rows = result.rows("out")
+    assert len(rows) == 5 and all(0 <= row["behind"] < 1_500 for row in rows[1:])
+    assert len(result.commits) < 20

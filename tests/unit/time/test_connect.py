@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.time.units import MIN_TIME
-from tests.arrivals import HARD, Run, Way, ran, ways
+from tests.arrivals import Run, Way, hard_ways, ran, ways
 from tests.drivers import live
 from tests.unit.time.test_event_time import S, Script, at
 
@@ -220,12 +219,7 @@ SOME: list[list[Drawn]] = [[("ab"[n % 2], n * step % 61) for n in range(30)] for
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@example(left=SOME[0], right=SOME[1], way=HARD)
-@example(
-    left=SOME[0],
-    right=SOME[1],
-    way=dataclasses.replace(HARD, backend="heap", checkpoint="2 epochs", parallelism=4),
-)
+@hard_ways(left=SOME[0], right=SOME[1])
 @given(left=MOMENTS, right=MOMENTS, way=ways())
 def test_two_inputs_and_their_timers_are_what_sql_says_however_their_records_come(
     left: list[Drawn], right: list[Drawn], way: Way

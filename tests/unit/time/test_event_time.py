@@ -732,3 +732,28 @@ def test_what_would_be_ignored_or_leave_nothing_is_refused(given: dict[str, Any]
     with pytest.raises(PipelineError, match=says) as caught:
         read.event_time("at", unit="s", **given)
     assert caught.value.remedy
+
+
+class Asking(hf.KeyedProcess):
+    def __init__(self, asks: bool) -> None:
+        self.asks = asks
+
+    def process(self, key: Any, record: Row, ctx: hf.Context) -> Iterator[Row]:
+        yield {"at": ctx.time_ms if self.asks else 0}
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_function_that_asks_for_a_time_that_united_streams_disagree_on_is_told_so(asks: bool) -> None:
+    """It was None without a word."""
+    made = hf.Pipeline("p")
+    one = made.read("one", hf.records([{"k": "a", "at": 1}])).event_time("at", unit="s")
+    other = made.read("other", hf.records([{"k": "a", "ts": 1}])).event_time("ts", unit="s")
+    one.union(other).key_by("k").process("x", Asking(asks)).write("out", hf.memory())
+    if not asks:
+        assert len(hf.testing.run(made).rows("out")) == 2
+        return
+    with pytest.raises(
+        PipelineError, match=r"\[x\] Streams with different event times.*'at' and 'ts'"
+    ) as caught:
+        hf.testing.run(made)
+    assert ".union(…).event_time(column, …)" in str(caught.value)

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
+from holdfast.engine.build import build_stages
+from holdfast.engine.keyed import operator_for
 from holdfast.errors import PipelineError, UserCodeError
-from tests.arrivals import HARD, Run, Way, ran, ways
+from tests.arrivals import Run, Way, hard_ways, ran, ways
 from tests.unit.time.test_arrivals import Batches
 
 Row = dict[str, Any]
 SCHEMA = pa.schema([("k", pa.string()), ("at", pa.int64()), ("v", pa.int64()), ("n", pa.int64())])
 QUICK = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 EVENTS = st.lists(st.tuples(st.sampled_from(["a", "b", None]), st.integers(0, 60)), min_size=1, max_size=40)
-OTHER_HARD = dataclasses.replace(HARD, backend="heap", parallelism=4, checkpoint="2 epochs", decided=True)
 MANY = [(k, (7 * n + n * n) % 60) for n in range(40) for k in ("a", None)]
 
 
@@ -68,8 +68,7 @@ AS_OF = """
 
 
 @QUICK
-@example(prices=MANY, orders=MANY[::-1], way=HARD)
-@example(prices=MANY, orders=MANY[::-1], way=OTHER_HARD)
+@hard_ways(prices=MANY, orders=MANY[::-1])
 @given(prices=EVENTS, orders=EVENTS, way=ways())
 def test_each_side_sees_what_the_other_has_said_by_its_time(prices: Any, orders: Any, way: Way) -> None:
     def build(left: hf.KeyedStream, right: hf.KeyedStream) -> hf.Stream:
@@ -108,8 +107,7 @@ SILENCES = """
 
 
 @QUICK
-@example(found=MANY, way=HARD)
-@example(found=MANY, way=OTHER_HARD)
+@hard_ways(found=MANY)
 @given(found=EVENTS, way=ways())
 def test_timers_fire_between_the_records_before_and_behind_them(found: Any, way: Way) -> None:
     def build(stream: hf.KeyedStream) -> hf.Stream:
@@ -274,3 +272,29 @@ def test_late_records_of_the_function_and_of_the_clock_come_out_together() -> No
     assert sorted(r["v"] for r in result.rows("late")) == [1, 101]
     assert [r["v"] for r in result.rows("odd")] == [101, 3]
     assert sum(c.late.get("x", 0) for c in result.commits) == 2
+
+
+class Plain(hf.KeyedProcess):
+    seen = hf.ValueState(int, default=0)
+
+    def process(self, key: Any, record: Row, ctx: hf.Context) -> None:
+        self.seen.value += 1
+
+
+class Timed(Plain):
+    def on_timer(self, key: Any, timer: hf.Timer, ctx: hf.Context) -> None:
+        return
+
+
+def test_a_function_that_is_given_timers_finds_what_it_kept_in_its_place() -> None:
+    """RocksDB knows a table by its place: what waited stood behind the timers."""
+    places = []
+    for function in (Plain(), Timed()):
+        p = hf.Pipeline("p")
+        stream = p.read("in", hf.records([{"k": 1, "at": 1}])).event_time("at", unit="s").key_by("k")
+        stream.process("x", function, in_order=True).write("out", hf.memory())
+        node = next(n for n in build_stages(p).graph.nodes if n.uid == "x")
+        found = operator_for(node, redact=False).specs(pa.schema([("0", pa.struct(SCHEMA))]))
+        assert found is not None
+        places.append([spec.name for spec in found])
+    assert places == [["waiting.left", "seen"], ["waiting.left", "seen", "timers.event", "timers.clock"]]

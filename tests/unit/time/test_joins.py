@@ -9,13 +9,13 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.errors import PipelineError, SchemaError, UserCodeError
 from holdfast.time.units import MIN_TIME
-from tests.arrivals import HARD, Way, ran, ways
+from tests.arrivals import Way, hard_ways, ran, ways
 from tests.unit.time.test_event_time import Script, at
 
 Row = dict[str, Any]
@@ -116,7 +116,7 @@ def rows_of(found: list[tuple[Any, int]]) -> list[Row]:
     return [{"k": k, "at": t, "n": n, "t": t} for n, (k, t) in enumerate(found)]
 
 
-MEETING = {"left": dense(1, 25, ["a", "b", None]), "right": dense(2, 25, ["a", "b", None]), "way": HARD}
+MEETING = {"left": dense(1, 25, ["a", "b", None]), "right": dense(2, 25, ["a", "b", None])}
 """What is not left to be drawn."""
 QUICK = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -142,7 +142,7 @@ def check(join: Any, query: str, left: Any, right: Any, way: Way, last: str = "{
 
 
 @QUICK
-@example(**MEETING, bounds=(-5, 10), how="outer")
+@hard_ways(**MEETING, bounds=(-5, 10), how="outer")
 @given(
     left=drawn(),
     right=drawn(),
@@ -320,7 +320,7 @@ def test_one_side_may_have_wider_keys_than_the_other(backend: str) -> None:
 
 
 @QUICK
-@example(**MEETING, how="left", keep=8)
+@hard_ways(**MEETING, how="left", keep=8)
 @given(
     left=drawn(),
     right=drawn(),
@@ -383,7 +383,7 @@ def test_what_comes_out_as_of_a_time_has_that_time_for_windows_behind_it() -> No
 
 @pytest.mark.parametrize(("size", "slide"), [(10, 10), (15, 5)], ids=["tumbling", "sliding"])
 @QUICK
-@example(**MEETING)
+@hard_ways(**MEETING)
 @given(left=drawn(), right=drawn(), way=ways())
 def test_pairs_of_a_window_are_what_sql_says_once(
     size: int, slide: int, left: Any, right: Any, way: Way

@@ -8,12 +8,12 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.errors import PipelineError, SchemaError, UserCodeError
-from tests.arrivals import HARD, Run, Way, ran, ways
+from tests.arrivals import Run, Way, hard_ways, ran, ways
 from tests.unit.time.test_event_time import Script, at
 from tests.unit.time.test_joins import dense
 
@@ -87,7 +87,7 @@ def held(result: hf.testing.Result) -> list[int]:
 
 
 @QUICK
-@example(found=gathered(VALUES), way=HARD)
+@hard_ways(found=gathered(VALUES))
 @given(found=EVENTS, way=ways())
 def test_one_record_of_each_key_passes_the_first_that_came(found: Any, way: Way) -> None:
     run = ran(way, {"e": rows_of(found)}, SCHEMA, lambda s: s.deduplicate("x"))
@@ -110,7 +110,7 @@ PASSED = """
 
 
 @QUICK
-@example(found=gathered(VALUES), way=HARD, within=9)
+@hard_ways(found=gathered(VALUES), within=9)
 @given(found=EVENTS, within=st.sampled_from([1, 9, 200]), way=ways())
 def test_a_key_may_pass_again_when_its_time_is_over(found: Any, within: int, way: Way) -> None:
     run = ran(way, {"e": rows_of(found)}, SCHEMA, lambda s: s.deduplicate("x", within=within), "late")
@@ -169,7 +169,7 @@ BEST = """
 
 @pytest.mark.parametrize("kind", WINDOWS)
 @QUICK
-@example(found=gathered(VALUES), way=HARD, n=2, ascending=True)
+@hard_ways(found=gathered(VALUES), n=2, ascending=True)
 @given(found=EVENTS, n=st.integers(1, 4), ascending=st.booleans(), way=ways())
 def test_the_best_of_each_window_are_what_sql_says(
     kind: str, found: Any, n: int, ascending: bool, way: Way
@@ -190,7 +190,7 @@ def test_the_best_of_each_window_are_what_sql_says(
 
 
 @QUICK
-@example(found=gathered(VALUES), way=HARD, ups=(True, False))
+@hard_ways(found=gathered(VALUES), ups=(True, False))
 @given(found=EVENTS, ups=st.tuples(st.booleans(), st.booleans()), way=ways())
 def test_of_several_columns_the_next_decides_where_one_does_not(
     found: Any, ups: tuple[bool, bool], way: Way
@@ -206,7 +206,7 @@ def test_of_several_columns_the_next_decides_where_one_does_not(
 
 
 @QUICK
-@example(found=gathered(VALUES), way=HARD, n=2, ascending=False, ties="last")
+@hard_ways(found=gathered(VALUES), n=2, ascending=False, ties="last")
 @given(
     found=EVENTS,
     n=st.integers(1, 4),
@@ -320,7 +320,7 @@ FOLLOWED = """
 
 
 @QUICK
-@example(found=gathered([1, 1, 2, 2, 3, 4]), within=15, without=True, way=HARD)
+@hard_ways(found=gathered([1, 1, 2, 2, 3, 4]), within=15, without=True)
 @given(
     found=events([1, 1, 2, 2, 3, 4]),
     within=st.sampled_from([1, 15, 100]),
@@ -339,6 +339,62 @@ def test_what_follows_in_the_order_of_time_is_what_sql_says(
     assert sorted(got, key=repr) == [e for e in expected if e[3] == "match"]
     ended = [(k, a, None, why) for k, a, _, why in expected if why != "match"]
     assert sorted(lost, key=repr) == sorted(ended, key=repr)
+    assert run.left == 0
+
+
+THREE = """
+    with o as (select k, v, n, e.at as t, row_number() over (partition by k order by e.at, i) as i from e),
+    first as (select k, n, i, t + {within} as until from o where v = 1),
+    second as (
+        select f.*, min(b.i) filter (b.v = 2) as bi, min(b.i) filter (b.v = 3) as ci
+        from first f left join o b on f.k is not distinct from b.k and b.i > f.i and b.t <= f.until group by all
+    ),
+    reached as (select * replace (case when {without} and ci < bi then null else bi end as bi) from second),
+    third as (
+        select r.*, min(d.i) filter (d.v = 4) as di, min(d.i) filter (d.v = 3) as si
+        from reached r left join o d on r.k is not distinct from d.k and d.i > r.bi and d.t <= r.until group by all
+    )
+    select k, n, (select o.n from o where o.k is not distinct from third.k and o.i = bi),
+           case when di < si or si is null or not {without} then
+                (select o.n from o where o.k is not distinct from third.k and o.i = di) end,
+           case when di is not null and (not {without} or si is null or di < si) then 'match'
+                when {without} and bi is null and ci is not null then 'early'
+                when {without} and bi is not null and si is not null then 'spoils' else 'timeout' end
+    from third
+"""
+
+
+@QUICK
+@hard_ways(found=gathered([1, 1, 2, 2, 3, 4]), within=40, without=True)
+@given(
+    found=events([1, 1, 2, 2, 3, 4, 4]),
+    within=st.sampled_from([1, 15, 100]),
+    without=st.booleans(),
+    way=ways(),
+)
+def test_each_step_of_three_follows_the_one_before_it_as_sql_says(
+    found: Any, within: int, without: bool, way: Way
+) -> None:
+    wanted = hf.pattern("first", lambda r: r["v"] == 1).then("second", lambda r: r["v"] == 2)
+    wanted = wanted.without("early", lambda r: r["v"] == 3) if without else wanted
+    wanted = wanted.then("third", lambda r: r["v"] == 4)
+    wanted = wanted.without("spoils", lambda r: r["v"] == 3) if without else wanted
+    run = ran(
+        way,
+        {"e": rows_of(found)},
+        SCHEMA,
+        lambda s: s.pattern("x", wanted.within(f"{within}s")),
+        "late",
+        "timeout",
+    )
+    check_late(run)
+
+    def told(row: Any) -> tuple[Any, ...]:
+        steps = (None if row[s] is None else row[s]["n"] for s in ("first", "second", "third"))
+        return (row["k"], *steps, row.get("ended", "match"))
+
+    got = sorted(map(told, [*run.rows("out"), *run.rows("timeout")]), key=repr)
+    assert got == sql(THREE.format(within=within, without=without), run.arrived("e"))
     assert run.left == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.engine.sessions import Stored, seated
+from tests.drivers import live
 from tests.unit.time.test_event_time import Script, at
 
 BACKENDS = ["heap", "rocksdb"]
@@ -188,3 +190,27 @@ def test_sessions_in_any_slots_are_merged_split_nowhere_and_forgotten_in_time(ba
         ("a", 0, 15, 2), ("a", 20, 50, 4), ("a", 60, 80, 3), ("b", 100, 110, 1), ("b", 200, 210, 1)
     ]  # fmt: skip
     assert result.commits[-1].shards["w"][0].sealed.live.get("windows", 0) == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_shorter_lateness_takes_nothing_that_is_open(tmp_path: Path, backend: str) -> None:
+    """A session that was kept for its lateness went at once, and took an open one's slot with it."""
+    steps = [at(0, 2000), at(1000), at(2500, k="b"), at(3500, k="b"), at(2001), at(9000, k="b")]
+    out = hf.memory()
+
+    def pipeline(lateness: str) -> hf.Pipeline:
+        made = hf.Pipeline("p")
+        source = made.read("in", Script([{"0": step} for step in steps]))
+        keyed = source.event_time("at", unit="s", out_of_order="2000s").key_by("k")
+        windows = keyed.window(hf.session("10s")).allowed_lateness(lateness)
+        windows.aggregate("w", n=hf.count()).write("out", out)
+        return made
+
+    live(pipeline("1h"), tmp_path, epochs=3, backend=backend, parallelism=1)
+    last = live(pipeline("0s"), tmp_path, backend=backend, parallelism=1)
+    rows = [(r["k"], round(r["window_start"].timestamp()), r["n"]) for r in out.rows()]
+    assert sorted(rows) == [
+        ("a", 0, 1), ("a", 1000, 1), ("a", 2000, 2), ("b", 2500, 1), ("b", 3500, 1), ("b", 9000, 1)
+    ]  # fmt: skip
+    commit = last.journal.commit(last.driver.last_epoch)
+    assert commit is not None and commit.shards["w"][0].sealed.live.get("windows", 0) == 0

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import holdfast as hf
 from holdfast.cli.status import _event_time, _set_aside
 from holdfast.engine.cut import Wait, when_to_cut
+from holdfast.engine.shown import ShownTime
 from holdfast.errors import PipelineError
 from holdfast.io.base import Limit, Offer, Range, Reading, Source
 from holdfast.metrics import Watermark
@@ -403,6 +404,7 @@ def test_a_watermark_that_stands_still_is_told_of_once_with_who_holds_it(
     told = [r.getMessage() for r in caplog.records if "has not moved" in r.getMessage()]
     assert len(told) == 1
     assert "[in.time]" in told[0] and "in/1 holds it back" in told[0]
+    assert "idle_after=" in told[0] and "(ascending)" in told[0], "what to do about it, whatever its cause"
     assert life.facts[-2].watermarks["in.time"].still_ms > 60_000
     assert life.facts[-1].watermarks["in.time"].ended
 
@@ -484,6 +486,20 @@ def test_where_nothing_comes_any_more_time_falls_behind_and_is_told_of(
     assert sum("in/0 holds it back" in r.getMessage() for r in caplog.records) == 1
 
 
+def test_of_sources_that_are_united_each_shows_how_far_it_is(tmp_path: Path) -> None:
+    made = hf.Pipeline("p")
+    one, other = Script([{"0": at(900)}, {"0": at(990), "1": at(950)}]), Script([{"0": at(700)}, {}])
+    stream = made.read("in", one).union(made.read("more", other)).event_time("at", unit="s", uid="time")
+    stream.key_by("k").window(hf.tumbling("10s")).aggregate("w", n=hf.count()).write("out", hf.memory())
+    seen = live(made, tmp_path, clock_ms=lambda: 1_000_000, epochs=1).facts[0].watermarks["time"]
+    assert {source: round(ms, -3) for source, ms in seen.sources.items()} == {"in": 100_000, "more": 300_000}
+    assert (seen.split, round(seen.lag_ms or 0, -3)) == ("more/0", 300_000)
+
+
+def test_a_source_that_is_cut_seldom_is_not_said_to_stand_still() -> None:
+    assert (ShownTime([])._still_ms, ShownTime([], 60_000)._still_ms) == (30_000, 180_000)
+
+
 def test_before_anything_is_known_the_sources_are_named(tmp_path: Path) -> None:
     life = live(two_sources(Script([{"0": at(1)}]), Script([{}, {"0": at(3)}])), tmp_path)
     assert life.facts[0].watermarks["slow.time"].split == "slow"
@@ -499,12 +515,18 @@ def shown(**facts: Any) -> str:
         "ended": False,
         "waits": False,
         "waits_for": "",
+        "sources": {"in": 65_000},
     }
     return _event_time("in.time", {**base, **facts}).plain
 
 
 def test_status_says_how_far_time_is_who_holds_it_and_who_is_not_waited_for() -> None:
     assert shown() == "in.time: 2024-05-01 12:00:05Z, 1:05 behind; in/1 holds it back"
+    both = shown(sources={"in": 65_000, "more": 1_000})
+    assert (
+        both
+        == "in.time: 2024-05-01 12:00:05Z, 1:05 behind; in/1 holds it back; by source: in 1:05, more 0:01"
+    )
     assert shown(ended=True) == "in.time: ended"
     assert shown(lag_ms=None, ms=None) == "in.time: not known yet; in/1 holds it back"
     assert shown(idle=["in/0"]).endswith("; idle: in/0")

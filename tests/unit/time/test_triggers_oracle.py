@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import holdfast as hf
 from holdfast.testing import FIRST_MS
 from holdfast.time.units import MIN_TIME
-from tests.arrivals import ANY_ORDER, HARD, Run, Way, ran, ways
+from tests.arrivals import ANY_ORDER, HARD, Run, Way, hard_ways, ran, ways
 from tests.unit.time.test_windows_oracle import (
     EVENTS,
     KINDS,
@@ -31,8 +31,6 @@ FIXED = ["tumbling, offset", "sliding, uneven and offset"]
 BEHIND = dataclasses.replace(HARD, disorder=ANY_ORDER, lag=0, per_step=3, dies_in=None)
 """Records that are behind the clock in windows that are open."""
 Found = list[tuple[Any, int, int]]
-OTHER_HARD = dataclasses.replace(HARD, backend="heap", parallelism=4, checkpoint="2 epochs", dies_in=4)
-"""And what HARD is not: on the heap, from a checkpoint, with more shards than are lost."""
 
 PLACED = """
     create temp table placed as
@@ -89,7 +87,7 @@ END = "select distinct k, s, e, 1000000 as at from placed where late = 0"
 
 @pytest.mark.parametrize("name", FIXED)
 @FEW
-@example(found=dense(1, 45), way=HARD, size=2, purging=False)
+@hard_ways(found=dense(1, 45), size=2, purging=False)
 @given(found=EVENTS, way=ways(), size=st.integers(1, 4), purging=st.booleans())
 def test_a_window_fires_early_for_so_many_records_and_at_its_end(
     name: str, found: Found, way: Way, size: int, purging: bool
@@ -110,7 +108,7 @@ def test_a_window_fires_early_for_so_many_records_and_at_its_end(
 
 @pytest.mark.parametrize("name", FIXED)
 @FEW
-@example(found=dense(1, 45), way=HARD, size=2)
+@hard_ways(found=dense(1, 45), size=2)
 @given(found=EVENTS, way=ways(lags=(0, 9)), size=st.integers(2, 3))
 def test_behind_its_end_a_window_fires_for_so_many_late_records(
     name: str, found: Found, way: Way, size: int
@@ -141,7 +139,7 @@ BY_THE_CLOCK = """
 
 @pytest.mark.parametrize("name", NEAR_NOW)
 @settings(FEW, max_examples=30)
-@example(found=dense(1, 45), way=HARD)
+@hard_ways(found=dense(1, 45))
 @given(found=EVENTS, way=ways())
 def test_by_the_clock_a_window_fires_in_the_epoch_that_passes_its_end(
     name: str, found: Found, way: Way
@@ -194,8 +192,7 @@ def watched(waits_for: str, due: str) -> str:
 
 @pytest.mark.parametrize("name", FIXED)
 @FEW
-@example(found=dense(1, 45), way=HARD, seconds_=2)
-@example(found=dense(1, 45), way=OTHER_HARD, seconds_=2)
+@hard_ways(found=dense(1, 45), seconds_=2)
 @given(found=EVENTS, way=ways(), seconds_=st.integers(1, 5))
 def test_a_window_fires_so_long_after_the_first_record_that_no_result_has_seen(
     name: str, found: Found, way: Way, seconds_: int
@@ -212,8 +209,8 @@ def test_a_window_fires_so_long_after_the_first_record_that_no_result_has_seen(
 
 @pytest.mark.parametrize("name", FIXED)
 @FEW
-@example(found=dense(1, 45), way=HARD, every=3, lateness_s=50)
-@example(found=dense(1, 45), way=OTHER_HARD, every=3, lateness_s=0)
+@hard_ways(found=dense(1, 45), every=3, lateness_s=50)
+@hard_ways(found=dense(1, 45), every=3, lateness_s=0)
 @example(found=dense(2, 60), way=BEHIND, every=7, lateness_s=0)
 @given(found=EVENTS, way=ways(), every=st.integers(1, 7), lateness_s=st.sampled_from([0, 50]))
 def test_a_window_fires_as_event_time_passes_each_period_that_had_records(
@@ -240,34 +237,65 @@ def test_a_window_fires_as_event_time_passes_each_period_that_had_records(
 
 GROW = """
     create or replace temp table grown as
-    with one as (select k, ts as s, ts + 7 as e, 1 as n, v as total, v as least, 1 as since from events where i = {i}),
+    with one as (select k, ts as s, ts + 7 as e, 1 as n, v as total, v as least, {weight} as since, 1 as quiet
+            from events where i = {i}),
     met as (select o.* from open o, one where o.k is not distinct from one.k and o.s <= one.e and one.s <= o.e)
-    select min(k) as k, min(s) as s, max(e) as e, sum(n) as n, sum(total) as total, min(least) as least, sum(since) as since
+    select min(k) as k, min(s) as s, max(e) as e, sum(n) as n, sum(total) as total, min(least) as least, sum(since) as since,
+           sum(quiet) as quiet
     from (from one union all from met)
 """
-"""The session that a record makes of those it touches: how many records of it no result has seen."""
+"""The session that a record makes of those it touches: how many records of it no result has seen, and what they count for."""
 FIRES = "select k, s, e, n, total, least from grown where since >= {size}"
 TAKE_UP = """
     delete from open o using grown g where o.k is not distinct from g.k and o.s <= g.e and g.s <= o.e;
-    insert into open select * replace (case when since >= {size} then 0 else since end as since) from grown
+    insert into open select * replace (
+        case when since >= {size} then 0 else since end as since, case when since >= {size} then 0 else quiet end as quiet
+    ) from grown
 """
 OVER = "from open where e * 1000000 - 1 <= {after}"
 
 
-@pytest.mark.parametrize("ends", [True, False], ids=["early and at its end", "count"])
+class Enough(hf.Trigger):
+    """Of somebody's own: fires as soon as what no result has seen adds up to so much, and never for its end."""
+
+    can_merge = True
+
+    def __init__(self, least: int) -> None:
+        self.least = least
+
+    def on_record(self, record: dict[str, Any], at_us: int, window: hf.Window, ctx: Any) -> hf.Decision:
+        ctx.state["open"] = ctx.state.get("open", 0) + record["v"]
+        if ctx.state["open"] < self.least:
+            return hf.Decision.CONTINUE
+        ctx.state["open"] = 0
+        return hf.Decision.FIRE
+
+    def on_merge(self, window: hf.Window, ctx: Any, merged: Any) -> None:
+        ctx.state["open"] = sum(one.state.get("open", 0) for one in (ctx, *merged))
+
+
+SESSION_TRIGGERS: dict[str, tuple[Any, str, bool]] = {
+    "early and at its end": (lambda n: hf.triggers.event_time(early_count=n), "1", True),
+    "count": (hf.triggers.count, "1", False),
+    "one's own": (Enough, "v", False),
+}
+"""Each with what a record counts for, and whether it fires at a window's end."""
+
+
+@pytest.mark.parametrize("kind_of_trigger", SESSION_TRIGGERS)
 @FEW
-@example(found=dense(1, 45), way=HARD, size=2)
-@example(found=dense(1, 45), way=OTHER_HARD, size=3)
+@hard_ways(found=dense(1, 45), size=2)
+@hard_ways(found=dense(1, 45), size=3)
 @given(found=EVENTS, way=ways(lags=(0, 9)), size=st.integers(1, 4))
 def test_sessions_fire_for_so_many_records_of_all_that_has_become_one(
-    ends: bool, found: Found, way: Way, size: int
+    kind_of_trigger: str, found: Found, way: Way, size: int
 ) -> None:
+    trigger, weight, ends = SESSION_TRIGGERS[kind_of_trigger]
     kind = KINDS["session"]
     way = dataclasses.replace(way, idle_after=None, declares=False, disorder=way.lag)  # nothing is late
-    trigger = hf.triggers.event_time(early_count=size) if ends else hf.triggers.count(size)
 
     def build(stream: hf.KeyedStream) -> hf.Stream:
-        windowed = stream.window(kind.window()).trigger(trigger)
+        windowed = stream.window(kind.window()).trigger(trigger(size))
         return windowed.aggregate("x", n=hf.count(), total=hf.sum("v"), least=hf.min("v"))
 
     run = ran(way, {"e": events_of(found, kind)}, SCHEMA, build, "late", merges=True)
@@ -275,17 +303,17 @@ def test_sessions_fire_for_so_many_records_of_all_that_has_become_one(
     oracle = Oracle(events, kind, 0)
     ask = oracle._ask
     ask(
-        "create temp table open (k varchar, s bigint, e bigint, n bigint, total bigint, least bigint, since bigint)"
+        "create temp table open (k varchar, s bigint, e bigint, n bigint, total bigint, least bigint, since bigint, quiet bigint)"
     )
     expected: list[Any] = []
     unseen = 0
     for commit in run.commits:
         for event in (e for e in events if e["epoch"] == commit.epoch):
-            ask(GROW, i=event["i"])
+            ask(GROW, i=event["i"], weight=weight)
             expected += ask(FIRES, size=size)
             ask(TAKE_UP, size=size)
         after = commit.clocks.get("x", MIN_TIME)
-        over = ask(f"select k, s, e, n, total, least, since {OVER}", after=after)
+        over = ask(f"select k, s, e, n, total, least, quiet {OVER}", after=after)
         expected += [row[:-1] for row in over] if ends else []
         unseen += 0 if ends else sum(row[-1] for row in over)
         ask(f"delete {OVER}", after=after)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.errors import PipelineError, SchemaError, UserCodeError
-from tests.arrivals import HARD, Way, ran, ways
+from tests.arrivals import Way, hard_ways, ran, ways
 from tests.unit.time.test_event_time import Script, at
 from tests.unit.time.test_windows_oracle import ALLOWED, EVENTS, KINDS, Kind, check, dense, events_of
 from tests.unit.time.test_windows_oracle import SCHEMA as TOLD
@@ -114,7 +114,7 @@ ALL_KINDS = {**KINDS, "one's own that merge": Kind(Touching, gap="2", back="2")}
 
 @pytest.mark.parametrize("name", ALL_KINDS)
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@example(found=dense(1, 45), way=HARD, allowed=8, whole=True)
+@hard_ways(found=dense(1, 45), allowed=8, whole=True)
 @given(found=EVENTS, way=ways(), allowed=ALLOWED, whole=st.booleans())
 def test_every_window_has_the_records_that_sql_says_once(
     name: str, found: Any, way: Way, allowed: int, whole: bool

@@ -11,12 +11,12 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.time.units import MIN_TIME
-from tests.arrivals import HARD, Run, Way, ran, ways
+from tests.arrivals import HARD, Run, Way, hard_ways, ran, ways
 
 Row = dict[str, Any]
 Results = list[tuple[Any, ...]]
@@ -273,7 +273,7 @@ def check(
 
 @pytest.mark.parametrize("name", KINDS)
 @QUICK
-@example(found=dense(1, 45), way=HARD, allowed=8)
+@hard_ways(found=dense(1, 45), allowed=8)
 @given(found=EVENTS, way=ways(), allowed=ALLOWED)
 def test_windows_are_what_sql_says_of_what_was_not_late(
     name: str, found: list[tuple[Any, int, int]], way: Way, allowed: int
@@ -290,7 +290,7 @@ def test_windows_are_what_sql_says_of_what_was_not_late(
 
 @pytest.mark.parametrize("name", ["session", "session, dynamic"])
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@example(found=dense(1, 45), way=HARD, allowed=8)
+@hard_ways(found=dense(1, 45), allowed=8)
 @given(found=EVENTS, way=ways(lags=(0, 9)), allowed=ALLOWED)
 def test_sessions_are_those_of_all_events_wherever_epochs_were_cut(
     name: str, found: list[tuple[Any, int, int]], way: Way, allowed: int
@@ -304,7 +304,7 @@ def test_sessions_are_those_of_all_events_wherever_epochs_were_cut(
 
 
 @QUICK
-@example(found=dense(1, 45), way=HARD)
+@hard_ways(found=dense(1, 45))
 @given(found=EVENTS, way=ways())
 def test_a_global_window_has_all_records_of_a_key(found: list[tuple[Any, int, int]], way: Way) -> None:
     kind = Kind(hf.global_window, "select *, null as s, null as e from events")
@@ -332,7 +332,7 @@ UNSEEN = "select coalesce(sum(n), 0)::bigint from (select count(*) % {size} as n
 
 @pytest.mark.parametrize("name", ["tumbling, offset", "sliding, uneven and offset"])
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@example(found=dense(1, 45), way=HARD, size=2, purging=True)
+@hard_ways(found=dense(1, 45), size=2, purging=True)
 @given(found=EVENTS, way=ways(), size=st.integers(1, 4), purging=st.booleans())
 def test_a_count_fires_for_the_records_that_sql_says(
     name: str, found: list[tuple[Any, int, int]], way: Way, size: int, purging: bool
