@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ from bench.nexmark.benchmark import (
     Result,
     Truth,
     arguments,
+    last_gap_s,
     settle,
     summary,
     table,
@@ -452,3 +454,11 @@ def test_their_q12_is_compared_by_bidder(data: Path, tmp_path: Path) -> None:
         tmp_path / "batch-1" / "part-1.parquet",
     )
     assert their_check("q12", tmp_path, known)[0] is False
+
+
+def test_a_kill_comes_within_an_epoch_as_long_as_the_last_one(tmp_path: Path) -> None:
+    for number, at in ((9, 100.0), (10, 103.0), (11, 103.25)):
+        (tmp_path / f"{number:020d}.json").touch()
+        os.utime(tmp_path / f"{number:020d}.json", (at, at))
+    (tmp_path / "half-written.tmp").touch()
+    assert last_gap_s(tmp_path) == 0.25
