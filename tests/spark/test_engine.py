@@ -75,6 +75,20 @@ def test_a_directory_is_refused_to_another_pipeline_and_to_other_types(spark: An
         running(hf.memory()).run(spark=spark, dir=str(tmp_path), epochs=1, parallelism=3)
 
 
+def who_collects(record: Row) -> Row:
+    """By whom PySpark's daemon has the cycles of this worker collected after each task."""
+    found = [m.gc for n in ("pyspark.daemon", "__main__") if hasattr(m := sys.modules.get(n), "manager")]
+    return {**record, "by": [getattr(one, "__module__", "the module gc") for one in found]}
+
+
+def test_no_worker_walks_through_all_its_objects_after_each_task(spark: Any, tmp_path: Path) -> None:
+    sink = hf.memory()
+    p = hf.Pipeline("collected")
+    p.read("in", hf.records(DATA[:10])).map(who_collects).write("out", sink)
+    p.run(spark=spark, dir=str(tmp_path), drain=True)
+    assert {tuple(r["by"]) for r in sink.rows()} == {("holdfast.engine.collector",)}
+
+
 def test_a_handle_reports_waits_and_stops(spark: Any, tmp_path: Path) -> None:
     sink = hf.memory()
     handle = running(sink, hf.records(DATA, per_epoch=1)).start(spark=spark, dir=str(tmp_path))

@@ -9,7 +9,7 @@ import pytest
 from holdfast.config import resolve
 from holdfast.engine import archive
 from holdfast.engine.archive import Facts, appended, folder, name_of
-from holdfast.engine.session import java_options
+from holdfast.engine.session import QUICK_COMPILER, java_options
 
 FACTS = Facts("/java/bin/java", 'JAVA_VERSION="17.0.15"', "4.3.0", "/spark/jars")
 OURS = ["-XX:SharedArchiveFile=/a.jsa"]
@@ -145,12 +145,20 @@ def test_an_option_with_a_space_stays_one() -> None:
 def test_driver_and_executors_get_it_and_a_submitted_driver_does_not() -> None:
     own = {"spark.executor.extraJavaOptions": "-Xss4m"}
     both = {
-        "spark.executor.extraJavaOptions": f"-Xss4m {OURS[0]}",
-        "spark.driver.extraJavaOptions": OURS[0],
+        "spark.executor.extraJavaOptions": f"-Xss4m {QUICK_COMPILER} {OURS[0]}",
+        "spark.driver.extraJavaOptions": f"{QUICK_COMPILER} {OURS[0]}",
     }
     assert java_options(own, OURS, submitted=False) == both
     assert set(java_options(own, OURS, submitted=True)) == {"spark.executor.extraJavaOptions"}
-    assert java_options(own, [], submitted=False) == {}
+
+
+@pytest.mark.parametrize("own", ["-XX:TieredStopAtLevel=4", "-Xss4m -XX:-TieredCompilation"])
+def test_who_says_how_to_compile_is_left_alone_and_others_get_the_quick_compiler(own: str) -> None:
+    said = java_options({"spark.driver.extraJavaOptions": own}, [], submitted=False)
+    assert said == {
+        "spark.driver.extraJavaOptions": own,
+        "spark.executor.extraJavaOptions": QUICK_COMPILER,
+    }
 
 
 def test_it_can_be_switched_off() -> None:

@@ -95,13 +95,27 @@ def notice_of(
     )
 
 
+QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
+"""Java's first compiler alone. Of Spark we need what schedules tasks and passes bytes on: the second compiler makes it
+no faster, not after hundreds of epochs either, and takes the tasks' cores for a minute after each start. Measured by
+`bench throughput` and `bench nexmark`."""
+_SAYS_COMPILER = ("TieredStopAtLevel", "TieredCompilation")
+
+
 def java_options(own: Mapping[str, str], ours: Sequence[str], *, submitted: bool) -> dict[str, str]:
-    """The settings by which JVMs that Spark starts use the class archive, behind the user's own options. Pure.
+    """The options of JVMs that Spark starts: how they compile and the class archive, behind the user's own. Pure.
 
     spark-submit has started the driver's already.
     """
     keys = ["spark.executor.extraJavaOptions", *([] if submitted else ["spark.driver.extraJavaOptions"])]
-    return {key: archive.appended(own.get(key, ""), ours) for key in keys} if ours else {}
+    return {key: archive.appended(_quick(own.get(key, "")), ours) for key in keys}
+
+
+def _quick(own: str) -> str:
+    """The user's JVM options, and the quick compiler unless theirs say which."""
+    if any(word in own for word in _SAYS_COMPILER):
+        return own
+    return f"{own} {QUICK_COMPILER}".strip()
 
 
 _BREAKING = {
@@ -189,11 +203,9 @@ def make_context(settings: Settings, name: str) -> SparkContext:
     wanted = {**WANTED, **local, **timeouts(settings)}
     for key, value in {**{k: v for k, v in wanted.items() if k not in given}, **settings.spark}.items():
         conf.set(key, value)
-    if settings.class_archive:
-        for key, value in java_options(
-            {**given, **settings.spark}, archive.options(), submitted=submitted
-        ).items():
-            conf.set(key, value)
+    archived = archive.options() if settings.class_archive else []
+    for key, value in java_options({**given, **settings.spark}, archived, submitted=submitted).items():
+        conf.set(key, value)
     if not submitted:
         _quiet()
     try:

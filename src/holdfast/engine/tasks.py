@@ -8,8 +8,6 @@ be run again by Spark, and fail again.
 from __future__ import annotations
 
 import contextlib
-import gc
-import itertools
 import os
 import time
 import traceback
@@ -636,14 +634,3 @@ def _is_disk(error: Exception) -> bool:
 
 def _worker() -> str:
     return str(os.getpid())
-
-
-_TASKS_BETWEEN_COLLECTIONS = 64
-_tasks = itertools.count(1)
-
-
-def quiet_collector() -> None:
-    """Keep Python's cycle collector from walking the whole state again and again."""
-    gc.disable()
-    if next(_tasks) % _TASKS_BETWEEN_COLLECTIONS == 0:
-        gc.collect(1)

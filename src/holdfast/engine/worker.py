@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from holdfast.checkpoint.upload import Request, Uploads
+from holdfast.engine.collector import quiet
 from holdfast.engine.program import Program, SourceTask
-from holdfast.engine.tasks import Shards, Where, quiet_collector, run_shard_task, run_source_task
+from holdfast.engine.tasks import Shards, Where, run_shard_task, run_source_task
 from holdfast.recovery.restore import Prepare, prepare
 
 PREPARE = b"P"
@@ -74,7 +75,7 @@ class SourceBody:
         self._digest, self._pickled = digest, pickled
 
     def __call__(self, split: int, blobs: Iterator[bytes]) -> Iterable[Any]:
-        quiet_collector()
+        quiet()
         program = _program(self._digest, self._pickled)
         tasks = [t for b in blobs for t in msgspec.msgpack.decode(b, type=list[SourceTask])]
         sent = [s for task in tasks for s in run_source_task(program, task, _where())]
@@ -88,7 +89,7 @@ class ShardBody:
         self._digest, self._pickled, self._stage, self._shard = digest, pickled, stage, shard
 
     def __call__(self, split: int, blobs: Iterator[bytes]) -> Iterable[Any]:
-        quiet_collector()
+        quiet()
         received = list(blobs)  # a worker whose input is not read to its end is not used again
         program = _program(self._digest, self._pickled)
         if received and received[0][:1] == PREPARE:

@@ -53,9 +53,8 @@ SETTINGS: dict[str, Any] = {
     "spark": {
         "spark.driver.host": "127.0.0.1",
         "spark.executor.memory": "512m",
-        # Most of a JVM's start is spent compiling for a long life, which these don't have.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC",
+        "spark.executor.extraJavaOptions": "-XX:+UseSerialGC",
     },
 }
 """What a victim runs with unless told otherwise: time-outs and checkpoints in seconds, and a log that is kept whole."""
