@@ -34,6 +34,7 @@ from holdfast.plan import graph as g
 from holdfast.plan.times import Stamp
 from holdfast.state.descriptors import declared_states
 from holdfast.state.handles import Hand, PlainValue, handle_for, spec_of
+from holdfast.state.index import KeyColumns
 from holdfast.state.keygroups import key_groups
 from holdfast.state.shard import ShardState
 from holdfast.state.tables import GONE, MISSING, TableSpec, ValueTable, key_columns
@@ -401,24 +402,24 @@ class _Aggregate(Operator):
         if schema is None:
             return None
         fields = [pa.field(n, schema.field(n).type) for n in self._parts.names]
-        return [TableSpec(STATE, "value", pa.struct(fields), tuples=True)]
+        return [TableSpec(STATE, "value", pa.struct(fields), tuples=True, indexed=True)]
 
     def apply(self, work: Work) -> None:
         table, key, state = work.table, work.key, work.state
         assert table is not None
         names = key_columns_of(key, table.schema)
         merged = self._parts.merged(table, names, self.redact)
-        keys = keys_in(merged, names)
+        keys = KeyColumns([one_array(merged[n]) for n in names])
         kept = state.tables[STATE]
         assert isinstance(kept, ValueTable)
-        state.prefetch(keys, key_groups([merged[n] for n in names], state.place.key_groups))
+        state.prefetch_columns(keys, STATE)
         kinds = [kept.spec.value_type.field(i).type for i in range(kept.spec.value_type.num_fields)]
         new = [one_array(merged[n]).cast(t) for n, t in zip(self._parts.names, kinds, strict=True)]
-        known, old = kept.find(keys)
+        known, old = kept.find_columns(keys)
         if known.any():
             new = self._parts.joined(pa.array(known), old, new, self.redact)
         new = [canonical(c) for c in new]
-        kept.stage(keys, new)
+        kept.stage_columns(keys, new)
         state.check_memory()
         public = (
             names if key.columns else (["key"] if len(names) == 1 else [f"key{i}" for i in range(len(names))])

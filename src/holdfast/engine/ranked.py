@@ -11,17 +11,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from holdfast.data.rows import column_values
+from holdfast.data.rows import column_values, one_array
 from holdfast.engine.batch import Batch
 from holdfast.engine.joined import bounds_of, in_windows, zone_of
 from holdfast.engine.kept import KeepingOperator, Mask, Rows, Shelf, Times, joined, shelf_spec
 from holdfast.engine.keyed import Side, Work
-from holdfast.engine.thinning import UNRANKABLE, places
+from holdfast.engine.keys import key_ids, key_names
+from holdfast.engine.thinning import UNRANKABLE, firsts, places
 from holdfast.engine.timed import table_times
 from holdfast.errors import SchemaError
 from holdfast.plan import graph as g
 from holdfast.plan.bodies import DeduplicateBody, TopBody
 from holdfast.plan.times import LATE
+from holdfast.state.index import KeyColumns
 from holdfast.state.tables import TableSpec, ValueTable
 from holdfast.time.units import MAX_TIME
 
@@ -45,7 +47,7 @@ class Deduplicate(KeepingOperator):
     def specs(self, schema: pa.Schema | None) -> list[TableSpec] | None:
         until = pa.field(_UNTIL, pa.int64())
         if not self.timed:
-            return [TableSpec(_SEEN, "value", pa.struct([until]), tuples=True)]
+            return [TableSpec(_SEEN, "value", pa.struct([until]), tuples=True, indexed=True)]
         times = pa.field(_TIMES, pa.list_(pa.int64()))
         return [
             TableSpec(_SEEN, "value", pa.struct([until]), tuples=True, due=_UNTIL),
@@ -62,15 +64,15 @@ class Deduplicate(KeepingOperator):
     def _once(self, work: Work) -> None:
         """Without a time: the first record of each key."""
         (side,) = work.sides
-        keys, table = side.keys(), _table(work, _SEEN)
-        firsts = _firsts(keys)
-        known, _ = self._find(work, side, table, firsts)
-        places = np.fromiter(firsts.values(), np.int64, count=len(firsts))
-        passes = np.zeros(len(keys), bool)
-        passes[places[~known]] = True
-        new = list(compress(firsts, ~known))
-        if new:
-            table.stage(new, [pa.array(np.full(len(new), MAX_TIME))], np.zeros(len(new), bool))
+        table, names = _table(work, _SEEN), key_names(side.key, side.table.schema)
+        passes = firsts(key_ids(side.table, names))
+        keys = KeyColumns([one_array(side.table[n]) for n in names]).where(passes)
+        work.state.prefetch_columns(keys, _SEEN)
+        known, _ = table.find_columns(keys)
+        passes[passes] = ~known
+        new = keys.where(~known)
+        if len(new):
+            table.stage_columns(new, [pa.array(np.full(len(new), MAX_TIME))])
         self.push(work, side, passes)
 
     def _within(self, work: Work, within_us: int) -> None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from holdfast.data.rows import column_values
 from holdfast.errors import MemoryLimitError
 from holdfast.state.columns import HeapColumns
+from holdfast.state.indexed import HeapIndexed
 from holdfast.state.shard import Place, ShardState
 from holdfast.state.tables import (
     GONE,
@@ -159,7 +160,7 @@ class _HeapEntries(EntryTable):
 
 
 _NOTHING: dict[Any, Any] = {}
-_TABLES = (_HeapValues, _HeapEntries, HeapColumns)
+_TABLES = (_HeapValues, _HeapEntries, HeapColumns, HeapIndexed)
 
 
 def _alive(rows: pa.Table, spec: TableSpec) -> list[Any]:
@@ -179,7 +180,7 @@ class HeapState(ShardState):
 
     def _new_table(self, spec: TableSpec) -> Table:
         if spec.tuples:
-            return HeapColumns(spec)
+            return HeapIndexed(spec) if spec.indexed else HeapColumns(spec)
         return _HeapValues(spec) if spec.kind == "value" else _HeapEntries(spec)
 
     def _reset(self) -> None:
@@ -201,7 +202,7 @@ class HeapState(ShardState):
         for name, table in self.tables.items():
             if isinstance(table, _TABLES):
                 table.loaded()
-                if not isinstance(table, HeapColumns):
+                if isinstance(table, _HeapValues | _HeapEntries):
                     _remember(table, written.get(name, {}))
 
     def _absorb(self, now_ms: int) -> None:

@@ -42,6 +42,8 @@ from holdfast.data.rows import column_values
 from holdfast.state import codec
 from holdfast.state.deltas import Damaged
 from holdfast.state.due import EARLIEST, LATEST
+from holdfast.state.index import KeyColumns
+from holdfast.state.keygroups import key_groups
 from holdfast.state.shard import Place, ShardState
 from holdfast.state.tables import (
     FIRST_NUMBER,
@@ -257,6 +259,9 @@ class RocksState(ShardState):
             wanted = not one.spec.extra if table is None else name == table
             if wanted and isinstance(one, _Values):
                 one.prefetch_groups(list(distinct), list(distinct.values()))
+
+    def prefetch_columns(self, keys: KeyColumns, table: str) -> None:
+        self.prefetch(keys.values(), key_groups(keys.columns, self.place.key_groups), table)
 
     def _sweep(self) -> None:
         """Remove the databases of workers that are gone."""

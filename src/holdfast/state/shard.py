@@ -26,6 +26,7 @@ import pyarrow as pa
 from holdfast.data import schemas
 from holdfast.errors import HoldfastError, StateError
 from holdfast.state.deltas import Damaged
+from holdfast.state.index import KeyColumns
 from holdfast.state.keygroups import key_groups
 from holdfast.state.merging import Merging, pick_merge
 from holdfast.state.tables import Table, TableSpec, key_columns, key_names
@@ -102,6 +103,10 @@ class ShardState(abc.ABC):
 
     def prefetch(self, keys: list[Any], groups: npt.NDArray[np.uint16], table: str | None = None) -> None:
         """Have the values of these keys at hand: in one table, or in all that are keyed by them alone."""
+        return
+
+    def prefetch_columns(self, keys: KeyColumns, table: str) -> None:
+        """`prefetch` of one table, for keys as columns."""
         return
 
     def groups(self, keys: list[Any], spec: TableSpec) -> npt.NDArray[np.uint16]:

@@ -26,6 +26,7 @@ from holdfast.data.rows import column_values, one_array
 from holdfast.data.shown import shown
 from holdfast.errors import StateError, StateTypeError
 from holdfast.state.due import EARLIEST, LATEST
+from holdfast.state.index import KeyColumns
 
 _COUNTED = 10_000
 FIRST_NUMBER = 1 << 32
@@ -56,7 +57,8 @@ class TableSpec:
     int64 and never null, that says at which microsecond the entry is due. `owned`: the last part of the key is a
     number from `FIRST_NUMBER` on, and all entries that share the rest, their owner, can be asked for (`under`).
     `named`: which fields the value has, and their order, may change as more of the records is known; they are stored
-    by their names, and what is not there is null.
+    by their names, and what is not there is null. `indexed`: keys are only found and staged as columns, and none is
+    ever forgotten.
     """
 
     name: str
@@ -70,6 +72,7 @@ class TableSpec:
     due: str | None = None
     owned: bool = False
     named: bool = False
+    indexed: bool = False
 
     def __post_init__(self) -> None:
         assert self.tuples or not (self.extra or self.due), f"{self.name}: only tables of tuples have these"
@@ -127,6 +130,14 @@ class ValueTable:
         if gone is not None:
             values = (GONE if dead else v for v, dead in zip(values, gone.tolist(), strict=True))
         self.changes = dict(zip(keys, values, strict=True))
+
+    def find_columns(self, keys: KeyColumns) -> tuple[npt.NDArray[np.bool_], list[pa.Array]]:
+        """`find`, for keys as columns."""
+        return self.find(keys.values())
+
+    def stage_columns(self, keys: KeyColumns, columns: list[pa.Array]) -> None:
+        """`stage`, for keys as columns, of which none is forgotten."""
+        self.stage(keys.values(), columns)
 
     def due(self, upto: int) -> list[Any]:
         """Committed keys that are due at `upto` or before, by due time and then by their bytes."""
