@@ -501,8 +501,7 @@ def test_what_is_owned_is_found_under_its_owner_as_it_was_committed(backend: str
     first, value = FIRST_NUMBER, (1, 5, "x")
 
     def under(*owners: Any) -> set[Any]:
-        groups = shard.state.groups([(*o, 0) for o in owners], OWNED)
-        found = shard.table.under(list(owners), groups)
+        found = shard.table.under(list(owners), lambda: shard.state.groups([(*o, 0) for o in owners], OWNED))
         known, _ = shard.table.find(found)
         assert known.all() and len(found) == len(set(found))
         return set(found)

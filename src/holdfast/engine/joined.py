@@ -20,6 +20,7 @@ from holdfast.engine.batch import Batch
 from holdfast.engine.calls import user_error
 from holdfast.engine.kept import KeepingOperator, Mask, Rows, Shelf, Times, joined, shelf_spec
 from holdfast.engine.keyed import Operator, Work
+from holdfast.engine.keys import numbering
 from holdfast.engine.program import WantedError
 from holdfast.errors import HoldfastError, SchemaError
 from holdfast.plan import graph as g
@@ -214,7 +215,7 @@ def _at(values: Times, places: Times) -> Times:
 def _close_pairs(sides: list[Rows], lower: int, upper: int) -> tuple[Times, Times]:
     """Places of the pairs of one key whose times are close, unless both records were there before."""
     left, right = sides
-    known: dict[Any, int] = {}
+    known = numbering()
     ids = [rows.ids(known) for rows in sides]
     new, old = np.flatnonzero(~left.stored), np.flatnonzero(left.stored)
     fresh = np.flatnonzero(~right.stored)
@@ -276,7 +277,7 @@ class _AsOf(_Join):
     def _keep_newest(self, work: Work, versions: Shelf, right: Rows) -> None:
         """Keep what is newer than the clock, and of each key the newest that is not, as long as it may be."""
         keep_us = self.node.body.keep_us
-        ids = right.ids({})
+        ids = right.ids(numbering())
         past = np.flatnonzero(right.times <= work.after)
         order = past[np.lexsort((right.numbers[past], right.times[past], ids[past]))]
         last = np.ones(len(order), bool)
@@ -295,7 +296,7 @@ class _AsOf(_Join):
 
     def _emit_ready(self, work: Work, shelves: list[Shelf], left: Rows, right: Rows) -> None:
         body: AsOfBody = self.node.body
-        known: dict[Any, int] = {}
+        known = numbering()
         ids, others = left.ids(known), right.ids(known)
         found = newest_before(ids, left.times, others, right.times, right.numbers)
         if body.keep_us is not None and len(right):
@@ -346,7 +347,7 @@ class _WindowJoin(_Join):
             changed = np.flatnonzero(rows.stored | ~ready)
             shelf.stage(rows.take(changed), dues[changed], ready[changed])
             sides.append(rows.where(ready))
-        known: dict[Any, int] = {}
+        known = numbering()
         ids = [rows.ids(known, windows=True) for rows in sides]
         zeros = [np.zeros(len(i), np.int64) for i in ids]
         left, right = pairs_within(ids[0], zeros[0], zeros[0], ids[1], zeros[1])

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from holdfast.data.rows import canonical, one_array
 from holdfast.engine.batch import Batch
-from holdfast.engine.keyed import Operator, Side, Work
+from holdfast.engine.keyed import Groups, Operator, Side, Work
 from holdfast.engine.keys import key_names
 from holdfast.engine.timed import check_order, table_times
 from holdfast.plan import graph as g
@@ -69,9 +69,9 @@ class Rows:
         return self if mask.all() else self.take(np.flatnonzero(mask))
 
     def ids(self, known: dict[Any, int], *, windows: bool = False) -> Times:
-        """A number for each that those of one key share, or of one key and window; `known` keeps them."""
+        """A number for each that those of one key share, or of one key and window; `known` is a `numbering`."""
         keys = zip(self.owners, self.windows.tolist(), strict=True) if windows else self.owners
-        return np.fromiter((known.setdefault(k, len(known)) for k in keys), np.int64, count=len(self))
+        return np.fromiter(map(known.__getitem__, keys), np.int64, count=len(self))
 
     def order(self) -> Times:
         """An order that depends on nothing but the plan."""
@@ -161,10 +161,13 @@ class Shelf:
 
     def under(self, owners: Sequence[Any]) -> list[Any]:
         """What is in the state under these owners: keys, or keys with a window."""
-        distinct = list(dict.fromkeys(owners))
-        own = len(self._work.state.key_types)
-        keys = [(*o[:own], *([0] * len(self._table.spec.extra))) for o in distinct]
-        return self._table.under(distinct, self._work.state.groups(keys, self._table.spec))
+        distinct, spec = list(dict.fromkeys(owners)), self._table.spec
+
+        def groups() -> Groups:
+            own = len(self._work.state.key_types)
+            return self._work.state.groups([(*o[:own], *([0] * len(spec.extra))) for o in distinct], spec)
+
+        return self._table.under(distinct, groups)
 
     def rows(self, *found: list[Any]) -> Rows:
         """The records of what was found in the state, each once."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,6 +52,16 @@ def _codes(column: pa.Array) -> tuple[npt.NDArray[np.int64], int]:
     coded = column.dictionary_encode(null_encoding="encode")
     codes = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return codes, len(coded.dictionary)
+
+
+def numbering() -> dict[Any, int]:
+    """Numbers for keys as they are asked for: 0, 1, and so on.
+
+    >>> known = numbering()
+    >>> [known[key] for key in "abac"]
+    [0, 1, 0, 2]
+    """
+    return defaultdict(itertools.count().__next__)
 
 
 def check_alike(node: g.Node, one: Sequence[pa.DataType], other: Sequence[pa.DataType]) -> None:

@@ -17,6 +17,7 @@ from holdfast.engine.batch import Batch
 from holdfast.engine.calls import user_error
 from holdfast.engine.kept import KeepingOperator, Rows, Shelf, joined, shelf_spec
 from holdfast.engine.keyed import Held, Work
+from holdfast.engine.keys import numbering
 from holdfast.errors import HoldfastError
 from holdfast.plan import graph as g
 from holdfast.plan.bodies import ENDED, TIMEOUT, PatternBody
@@ -70,7 +71,7 @@ class Patterns(KeepingOperator):
         changed = np.flatnonzero(rows.stored | ~ready)
         shelf.stage(rows.take(changed), rows.times[changed], ready[changed])
         rows = rows.where(ready)
-        ids = rows.ids({})
+        ids = rows.ids(numbering())
         rows = rows.take(np.lexsort((rows.numbers, rows.times, ids, rows.groups)))
         self._run(work, rows, to_rows(shelf.table(rows)) if len(rows) else [])
 
@@ -110,8 +111,8 @@ class Patterns(KeepingOperator):
         found = [k[:own] for k in due]
         places = work.state.groups([(*o, 0) for o in found], table.spec).tolist()
         groups.update(zip(found, places, strict=True))
-        numbers = np.fromiter(groups.values(), np.uint16, count=len(groups))
-        keys = list(dict.fromkeys([*due, *table.under(list(groups), numbers)]))
+        below = table.under(list(groups), lambda: np.fromiter(groups.values(), np.uint16, count=len(groups)))
+        keys = list(dict.fromkeys([*due, *below]))
         if not keys:
             return {}
         _, columns = table.find(keys)

@@ -16,7 +16,7 @@ from holdfast.engine.batch import Batch
 from holdfast.engine.joined import bounds_of, in_windows, zone_of
 from holdfast.engine.kept import KeepingOperator, Mask, Rows, Shelf, Times, joined, shelf_spec
 from holdfast.engine.keyed import Side, Work
-from holdfast.engine.keys import key_ids, key_names
+from holdfast.engine.keys import key_ids, key_names, numbering
 from holdfast.engine.thinning import UNRANKABLE, firsts, places
 from holdfast.engine.timed import table_times
 from holdfast.errors import SchemaError
@@ -232,7 +232,7 @@ class Top(KeepingOperator):
                 f"The records have a column {body.rank!r} already.",
                 'Name another for the rank: rank="place".',
             )
-        ids = rows.ids({}, windows=body.assigner is not None)
+        ids = rows.ids(numbering(), windows=body.assigner is not None)
         columns = [rows.columns[shelf.names.index(name)] for name in body.by]
         arrival = rows.numbers if body.ties == "first" else -rows.numbers
         try:

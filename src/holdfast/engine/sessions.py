@@ -15,7 +15,7 @@ import pyarrow as pa
 from holdfast.data.rows import canonical, one_array
 from holdfast.engine.aggregate import key_columns_of
 from holdfast.engine.keyed import Work
-from holdfast.engine.keys import key_ids, keys_in
+from holdfast.engine.keys import key_ids, keys_in, numbering
 from holdfast.engine.window_combiners import END, START, Mask, Times, integers
 from holdfast.engine.windowed import DUE, Windows
 from holdfast.state.tables import TableSpec
@@ -55,11 +55,11 @@ class Sessions(Windows):
         kept = self._kept(work)
         table, names = self._came(work)
         due = kept.due(work.after)
-        owners: dict[Any, int] = {}
+        owners = numbering()
         """Each key without its slot, and a number for it."""
 
         def number(keys: list[Any]) -> Times:
-            return np.fromiter((owners.setdefault(k, len(owners)) for k in keys), np.int64, count=len(keys))
+            return np.fromiter(map(owners.__getitem__, keys), np.int64, count=len(keys))
 
         sides: list[tuple[Times, Times, Times, list[pa.Array]]] = []
         if table is not None:

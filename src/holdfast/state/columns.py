@@ -6,7 +6,7 @@ The row of a key that is forgotten is the next new key's, so memory holds what w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -92,8 +92,8 @@ class HeapColumns(ValueTable):
         self._names: npt.NDArray[Any] = np.empty(0, object)
         """Where entries have due times: the key of each row."""
         self._due = None if spec.due is None else DueIndex()
-        self._owned: dict[Any, dict[Any, None]] = {}
-        """Where entries have owners: the keys of each."""
+        self._owned: dict[Any, Any] = {}
+        """Where entries have owners: the key of each, or a dict of them where there are several."""
         self._staged: tuple[list[Any], Rows, list[pa.Array], Mask | None] | None = None
         self._found: tuple[list[Any], Rows] | None = None
 
@@ -205,23 +205,43 @@ class HeapColumns(ValueTable):
     def _name(self, keys: list[Any], rows: Rows) -> None:
         self._index.update(zip(keys, rows.tolist(), strict=True))
         if self.spec.owned:
-            for key in keys:
-                self._owned.setdefault(key[:-1], {})[key] = None
+            self._own(keys)
         if self.spec.due is not None:
             if self._rows > len(self._names):
                 room = max(self._rows, 2 * len(self._names)) - len(self._names)
                 self._names = np.concatenate([self._names, np.empty(room, object)])
             self._names[rows] = np.fromiter(keys, object, count=len(keys))
 
-    def _disown(self, keys: list[Any]) -> None:
+    def _own(self, keys: list[Any]) -> None:
+        owned = self._owned
         for key in keys:
-            mine = self._owned[key[:-1]]
+            owner = key[:-1]
+            mine = owned.setdefault(owner, key)
+            if type(mine) is dict:
+                mine[key] = None
+            elif mine is not key:
+                owned[owner] = {mine: None, key: None}
+
+    def _disown(self, keys: list[Any]) -> None:
+        owned = self._owned
+        for key in keys:
+            owner = key[:-1]
+            mine = owned[owner]
+            if type(mine) is tuple:
+                del owned[owner]
+                continue
             del mine[key]
             if not mine:
-                del self._owned[key[:-1]]
+                del owned[owner]
 
-    def under(self, owners: list[Any], groups: npt.NDArray[np.uint16]) -> list[Any]:
-        return [key for owner in owners for key in self._owned.get(owner, ())]
+    def under(self, owners: list[Any], groups: Callable[[], npt.NDArray[np.uint16]]) -> list[Any]:
+        found: list[Any] = []
+        for mine in map(self._owned.get, owners):
+            if type(mine) is tuple:
+                found.append(mine)
+            elif mine is not None:
+                found += mine
+        return found
 
     def next_due(self, since: int = EARLIEST) -> int | None:
         assert self._due is not None, f"{self.spec.name} has no due times"

@@ -25,7 +25,7 @@ import secrets
 import shutil
 import struct
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -111,11 +111,11 @@ class _Values(ValueTable):
     def _due_name(self, due: int) -> bytes:
         return _DUE_GROUP + bytes((self.number,)) + _AT.pack(due - EARLIEST)
 
-    def under(self, owners: list[Any], groups: npt.NDArray[np.uint16]) -> list[Any]:
+    def under(self, owners: list[Any], groups: Callable[[], npt.NDArray[np.uint16]]) -> list[Any]:
         found: list[Any] = []
         if self._state.is_empty:
             return found
-        for owner, group in zip(owners, groups.tolist(), strict=True):
+        for owner, group in zip(owners, groups().tolist(), strict=True):
             prefix = entry_key(group, self.number, (*owner, FIRST_NUMBER))[:-8]
             for name, data in scan(self._state.db, prefix):
                 key = (*owner, int.from_bytes(name[-8:], "big"))

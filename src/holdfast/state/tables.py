@@ -148,8 +148,8 @@ class ValueTable:
         first, last = max(low, EARLIEST), min(high - 1, LATEST)
         return self._due_keys(first, last) if first <= last else []
 
-    def under(self, owners: list[Any], groups: npt.NDArray[np.uint16]) -> list[Any]:
-        """Committed keys of these owners, whose key groups are given; their values can be found from then on."""
+    def under(self, owners: list[Any], groups: Callable[[], npt.NDArray[np.uint16]]) -> list[Any]:
+        """Committed keys of these owners; their values can be found from then on. `groups` are the owners', if need be."""
         raise NotImplementedError
 
     def next_due(self, since: int = EARLIEST) -> int | None:
