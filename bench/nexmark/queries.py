@@ -158,13 +158,22 @@ def _of_category_10(auction: pa.Table) -> pa.Table:
     bid="auction bidder price channel url date_time extra",
 )
 def q20(options: Options, auction: hf.Stream, bid: hf.Stream) -> hf.Stream:
-    named = auction.map_batches(partial(_renamed, prefix="auction_"))
+    named = auction.map_batches(_told_if_wanted).map_batches(partial(_renamed, prefix="auction_"))
     bids = bid.map_batches(partial(_renamed, prefix="bid_"))
     kinds = [*f.Described.waiting.value_type, *f.Described.auction.value_type]
     schema = pa.schema([pa.field("auction", pa.int64()), *kinds])
     return (
         named.key_by("id").connect(bids.key_by("auction")).process("described", f.Described(), schema=schema)
     )
+
+
+def _told_if_wanted(auction: pa.Table) -> pa.Table:
+    """Of an auction in another category only that is sent on: its texts are of no use to anybody."""
+    wanted = pc.equal(auction.column("category"), f.Described.wanted)
+    for name in ("item_name", "description", "extra"):
+        text = pc.if_else(wanted, auction.column(name), pa.scalar(None, pa.string()))
+        auction = auction.set_column(auction.schema.get_field_index(name), name, text)
+    return auction
 
 
 def _renamed(table: pa.Table, prefix: str) -> pa.Table:

@@ -457,6 +457,7 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--files", type=int, default=4, help="files of each kind a batch")
     parser.add_argument("--parallelism", type=int, default=2)
+    parser.add_argument("--quick-compiler", action="store_true", help="Java's first compiler alone")
     chosen = parser.parse_args()
     mode, closed, build = QUERIES[chosen.case]
     manifest = json.loads((chosen.data / "_manifest.json").read_text())
@@ -469,6 +470,8 @@ def main() -> None:
             "spark.local.dir": folder + "/spark",
             "spark.sql.streaming.stateStore.providerClass": PROVIDERS[chosen.mode],
         }
+        if chosen.quick_compiler:
+            settings["spark.driver.extraJavaOptions"] = "-XX:TieredStopAtLevel=1"
         spark = session(settings)
         result = build(Events(spark, chosen.data, chosen.files, closed, rate))
         print("# session up, query starts", file=sys.stderr, flush=True)
