@@ -5,6 +5,7 @@ import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.errors import MemoryLimitError, StateError
+from holdfast.state import heap
 from holdfast.state.backends import open_state
 from holdfast.state.inspect import shard_tables
 from holdfast.state.keygroups import key_groups
@@ -252,6 +254,22 @@ def test_the_heap_says_it_is_full_before_it_is_killed(tmp_path: Path) -> None:
     shard = Shard("heap", tmp_path, heap_limit_bytes=1 << 20)
     with pytest.raises(MemoryLimitError, match="limit is 1 MB"):
         shard.state.check_memory()
+
+
+def test_circles_of_garbage_are_collected_before_memory_is_said_to_be_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = Shard("heap", tmp_path, heap_limit_bytes=1 << 20)
+    walks: list[int] = []
+    monkeypatch.setattr(heap.gc, "collect", lambda: walks.append(1))
+    held = iter([2 << 20, 1 << 19, 1 << 19])
+    process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=next(held)))
+    monkeypatch.setattr(shard.state, "_process", process)
+    shard.state.check_memory()
+    assert walks
+    walks.clear()
+    shard.state.check_memory()
+    assert not walks
 
 
 def test_old_versions_are_deleted_and_the_chain_stays_short(backend: str, tmp_path: Path) -> None:

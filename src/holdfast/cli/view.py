@@ -18,6 +18,8 @@ from holdfast.metrics import Recovered, Status, Watermark
 
 _TIMES = 4
 """So many operators are shown with their event time."""
+_SOURCES = 3
+"""And so many sources of one of them, those furthest behind."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _COLOURS = {"starting": "yellow", "waiting": "yellow", "running": "green", "stopped": "cyan", "failed": "red"}
 
@@ -126,12 +128,27 @@ def _held(uid: str, one: Watermark, width: int) -> Text:
     return Text(_fitting(text, width), style="yellow" if still or one.waits else "dim")
 
 
+def _behind(uid: str, one: Watermark, width: int) -> list[tuple[Text, Text]]:
+    """How far an operator's event time is and who holds it; where it is made of several sources, how far each of the last is."""
+    rows = [(_lag(one), _held(uid, one, width))]
+    if len(one.sources) > 1:
+        furthest = sorted(one.sources.items(), key=lambda found: (-found[1], found[0]))[:_SOURCES]
+        rows += [
+            (
+                Text(f"{clock(max(0, lag) / 1000)} behind", style="dim"),
+                Text(_fitting(source, width), style="dim"),
+            )
+            for source, lag in furthest
+        ]
+    return rows
+
+
 def _time_rows(status: Status, width: int) -> list[tuple[str, Text, Text, str, Text]]:
     """A row for each operator that says how far event time is, at most a few; beside them, what came late or was left out."""
     if not status.watermarks:
         return []
     none = Text("")
-    times = [(_lag(one), _held(uid, one, width)) for uid, one in _open(status)[:_TIMES]]
+    times = [row for uid, one in _open(status)[:_TIMES] for row in _behind(uid, one, width)]
     counts = [(name, _counted(n)) for name, n in set_aside(status) if n or name == "late"]
     rows = itertools.zip_longest(times or [(Text("ended", style="dim"), none)], counts)
     return [

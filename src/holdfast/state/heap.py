@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -220,6 +221,9 @@ class HeapState(ShardState):
 
     def check_memory(self) -> None:
         used = self._process.memory_info().rss
+        if used > self.place.heap_limit_bytes:
+            gc.collect()  # what is garbage in a circle is not looked for after each epoch
+            used = self._process.memory_info().rss
         if used > self.place.heap_limit_bytes:
             raise MemoryLimitError(
                 f"Shard {self.place.shard} takes {used >> 20} MB of memory; the limit is "

@@ -163,6 +163,22 @@ def test_records_that_are_in_no_result_because_of_their_time_are_shown_by_what_i
     assert "untimed" not in drawn(run_view(seen)) and "unseen" not in drawn(run_view(seen))
 
 
+def test_united_sources_say_each_how_far_it_is_the_furthest_behind_first(
+    seen: Seen, clock: list[float]
+) -> None:
+    run_epochs(seen, clock)
+    lags = {"web": 1_000, "shops": 65_000, "phone": 5_000, "post": 3_000}
+    both = {
+        "all.time": Watermark(ms=1, lag_ms=65_000, split="shops/2", still_ms=0, sources=lags),
+        "one.time": Watermark(ms=1, lag_ms=2_000, split="one/0", still_ms=0, sources={"one": 2_000}),
+    }
+    seen.hear(status(watermarks=both), None)
+    lines = [line for line in drawn(run_view(seen)).splitlines() if "behind" in line]
+    told = ["shops/2 holds all.time", " shops ", " phone ", " post ", "one/0 holds one.time"]
+    assert [text in line for text, line in zip(told, lines, strict=True)] == [True] * 5
+    assert "0:05 behind" in lines[2] and "web" not in "".join(lines)
+
+
 def test_the_view_holds_the_bound_and_its_parts_against_the_deadline(seen: Seen, clock: list[float]) -> None:
     run_epochs(seen, clock)
     forecast = Forecast(10.0, 5.0, 2.0, 3.0, 41.5, 33.0)
