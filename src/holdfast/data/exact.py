@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -119,12 +120,25 @@ def _check_times(values: Sequence[Any], seen: set[type], kind: pa.DataType) -> N
         return
     zoned = pa.types.is_timestamp(kind) and kind.tz is not None
     step = _STEP_US.get(kind.unit, 1)
+    if seen == {dt.datetime} and _all_fit(values, zoned, step):
+        return
     for value in _of(values, seen, (dt.datetime, dt.time, dt.timedelta)):
         if not isinstance(value, dt.timedelta) and value.tzinfo is not None and not zoned:
             raise pa.ArrowInvalid(f"{value!r} has a time zone, {kind} has none")
         micros = value.microseconds if isinstance(value, dt.timedelta) else value.microsecond
         if micros % step:
             raise pa.ArrowInvalid(f"{value!r} is finer than {kind}")
+
+
+_ZONE, _MICROS = operator.attrgetter("tzinfo"), operator.attrgetter("microsecond")
+
+
+def _all_fit(values: Sequence[Any], zoned: bool, step: int) -> bool:
+    """Whether a column of datetimes surely fits, by a look in C: which of them does not is looked for only then."""
+    values = list(filter(None, values))
+    if not zoned and set(map(_ZONE, values)) != {None}:
+        return False
+    return step == 1 or not any(micros % step for micros in set(map(_MICROS, values)))
 
 
 def _of(values: Sequence[Any], seen: set[type], kinds: tuple[type, ...]) -> Sequence[Any]:
