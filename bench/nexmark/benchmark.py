@@ -368,14 +368,14 @@ def their_one(result: Result, plan: Plan, known: Truth, choice: str) -> None:
             )
             same, why = their_check(result.query, out, known)
         except Exception as error:
-            result.say(f"theirs failed ({store}): {first_line(error)}")
+            result.say(f"theirs failed ({choice}): {first_line(error)}")
             say(f"  {error}")
             return
     if not same:
         result.say(f"theirs is not equal: {why.splitlines()[0]}")
         say(f"  not equal: {why}")
     result.theirs_equal = same if result.theirs_equal is None else result.theirs_equal and same
-    result.runs.append({"side": "theirs", "store": store, "files": int(files), **found})
+    result.runs.append({"side": "theirs", "choice": choice, "store": store, "files": int(files), **found})
     result.spread.setdefault(f"theirs {choice}", []).append(found["records_per_s"])
 
 

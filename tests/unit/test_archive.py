@@ -152,13 +152,24 @@ def test_driver_and_executors_get_it_and_a_submitted_driver_does_not() -> None:
     assert set(java_options(own, OURS, submitted=True)) == {"spark.executor.extraJavaOptions"}
 
 
-@pytest.mark.parametrize("own", ["-XX:TieredStopAtLevel=4", "-Xss4m -XX:-TieredCompilation"])
+@pytest.mark.parametrize(
+    "own",
+    ["-XX:TieredStopAtLevel=4", "-Xss4m -XX:-TieredCompilation", "-Xint", "-XX:ProfiledCodeHeapSize=100m"],
+)
 def test_who_says_how_to_compile_is_left_alone_and_others_get_the_quick_compiler(own: str) -> None:
     said = java_options({"spark.driver.extraJavaOptions": own}, [], submitted=False)
     assert said == {
         "spark.driver.extraJavaOptions": own,
         "spark.executor.extraJavaOptions": QUICK_COMPILER,
     }
+
+
+def test_who_says_how_to_compile_somewhere_else_is_left_alone_too() -> None:
+    environment = java_options({}, [], submitted=False, everywhere="-XX:CompilationMode=high-only")
+    assert environment == {}
+    default = java_options({"spark.driver.defaultJavaOptions": "-Xcomp"}, OURS, submitted=False)
+    assert default["spark.driver.extraJavaOptions"] == OURS[0]
+    assert QUICK_COMPILER in default["spark.executor.extraJavaOptions"]
 
 
 def test_it_can_be_switched_off() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.errors import StateError
 from holdfast.state import index
 from holdfast.state.index import KeyColumns, KeyIndex
 from holdfast.state.indexed import HeapIndexed
@@ -94,6 +95,57 @@ def test_a_column_of_nulls_may_get_a_type_later() -> None:
     mine = KeyIndex()
     mine.add(mine.find([pa.nulls(1), pa.array(["a"])]))
     assert mine.find([pa.array([0, None]), pa.array(["a", "a"])]).rows.tolist() == [-1, 0]
+
+
+def test_a_null_among_the_values_of_a_dictionary_is_null() -> None:
+    mine = KeyIndex()
+    coded = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["a", None]))
+    mine.add(mine.find([coded]))
+    assert len(mine) == 2
+    assert mine.find([pa.array([None, "a", "b"])]).rows.tolist() == [1, 0, -1]
+
+
+def test_a_value_that_a_dictionary_holds_twice_is_one() -> None:
+    coded = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["a", "a"]))
+    found = KeyIndex().find([coded])
+    assert found.codes[0][0] == found.codes[0][1] and found.hashes[0] == found.hashes[1]
+
+
+def test_an_hour_that_comes_twice_is_two_keys() -> None:
+    zone = pa.timestamp("us", "Europe/Berlin")
+    instants = pa.array([1729989000_000_000, 1729992600_000_000], pa.int64()).cast(zone)
+    mine = KeyIndex()
+    mine.add(mine.find([instants]))
+    assert mine.find([instants]).rows.tolist() == [0, 1]
+    assert len(set(KeyColumns([instants]).values())) == 2
+    assert mine.find([instants.cast(pa.timestamp("s", "Europe/Berlin"))]).rows.tolist() == [0, 1]
+
+
+def test_a_key_may_have_more_columns_than_there_are_marks_for_nulls() -> None:
+    rows = [[(row >> (place % 3)) % 3 for place in range(70)] for row in range(9)]
+    kinds = [pa.int64() if place % 2 else pa.string() for place in range(70)]
+    values = [
+        [None if (v := row[place]) == 0 else v if place % 2 else str(v) for row in rows]
+        for place in range(70)
+    ]
+    mine = KeyIndex()
+    keys = [pa.array(column, kind) for column, kind in zip(values, kinds, strict=True)]
+    mine.add(mine.find(keys))
+    assert mine.find(keys).rows.tolist() == list(range(9))
+
+
+def test_narrow_decimals_are_keys() -> None:
+    mine = KeyIndex()
+    narrow = pa.array([Decimal("1.50"), None], pa.decimal32(5, 2))
+    mine.add(mine.find([narrow]))
+    assert mine.find([narrow.cast(pa.decimal128(9, 2))]).rows.tolist() == [0, 1]
+
+
+def test_a_column_whose_kind_changes_is_refused() -> None:
+    mine = KeyIndex()
+    mine.add(mine.find([pa.array([0, 1])]))
+    with pytest.raises(StateError, match="had another kind of values before"):
+        mine.find([pa.array([Decimal(5)])])
 
 
 def table() -> HeapIndexed:

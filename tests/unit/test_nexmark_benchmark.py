@@ -417,7 +417,7 @@ def test_a_side_that_fails_is_told_of_and_the_rest_goes_on(
     benchmark.theirs(found, plan, known)
     settle(found)
     assert (found.equal, found.theirs_equal, found.ratio) == (False, None, None)
-    assert found.note == "ours failed: it broke; theirs failed (hdfs): it broke"
+    assert found.note == "ours failed: it broke; theirs failed (hdfs 2): it broke"
 
 
 def test_what_theirs_wrote_is_checked(data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ _ZONE, _MICROS = operator.attrgetter("tzinfo"), operator.attrgetter("microsecond
 def _all_fit(values: Sequence[Any], zoned: bool, step: int) -> bool:
     """Whether a column of datetimes surely fits, by a look in C: which of them does not is looked for only then."""
     values = list(filter(None, values))
-    if not zoned and set(map(_ZONE, values)) != {None}:
+    if not zoned and any(zone is not None for zone in map(_ZONE, values)):
         return False
     return step == 1 or not any(micros % step for micros in set(map(_MICROS, values)))
 

@@ -49,6 +49,10 @@ def _codes(column: pa.Array) -> tuple[npt.NDArray[np.int64], int]:
     """A column's values as numbers from 0, as they come for the first time, and how many there are."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)  # its own codes may come in any order
+    if pa.types.is_decimal(column.type) and column.type.bit_width < 128:
+        column = column.cast(
+            pa.decimal128(column.type.precision, column.type.scale)
+        )  # Arrow encodes no others
     coded = column.dictionary_encode(null_encoding="encode")
     codes = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return codes, len(coded.dictionary)
@@ -78,6 +82,31 @@ def check_alike(node: g.Node, one: Sequence[pa.DataType], other: Sequence[pa.Dat
         where=node.where,
         remedy="Key both by columns of one type; cast one of them before.",
     )
+
+
+def check_kinds(node: g.Node, known: Sequence[pa.DataType], found: Sequence[pa.DataType]) -> None:
+    """Raise where keys that come are of another kind than those that are kept: equal ones would not meet."""
+    for before, now in zip(known, found, strict=False):
+        if None not in (kinds := {_kind(before), _kind(now)}) and len(kinds) > 1:
+            raise SchemaError(
+                f"The key was {before} and is {now} now.",
+                uid=node.uid,
+                where=node.where,
+                remedy="Cast it to one type before key_by.",
+            )
+
+
+def _kind(kind: pa.DataType) -> str | None:
+    """What keys of a type are hashed by: those of one kind may differ in width; None for nulls, which fit any."""
+    t = pa.types
+    if t.is_dictionary(kind):
+        kind = kind.value_type
+    if t.is_null(kind):
+        return None
+    if t.is_decimal(kind):
+        return f"decimals with {kind.scale} digits behind the point"
+    kinds = {"integers": t.is_integer, "times": t.is_timestamp, "days": t.is_date, "times of day": t.is_time}
+    return next((name for name, is_one in kinds.items() if is_one(kind)), "others")
 
 
 def fits_int64(kind: pa.DataType) -> bool:

@@ -99,23 +99,26 @@ QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
 """Java's first compiler alone. Of Spark we need what schedules tasks and passes bytes on: the second compiler makes it
 no faster, not after hundreds of epochs either, and takes the tasks' cores for a minute after each start. Measured by
 `bench throughput` and `bench nexmark`."""
-_SAYS_COMPILER = ("TieredStopAtLevel", "TieredCompilation")
+_SAYS_COMPILER = ("Tiered", "CompilationMode", "CodeHeapSize", "JVMCI", "-Xint", "-Xcomp")
+"""What options hold that say how to compile, or how much room there is for what the second compiler makes."""
 
 
-def java_options(own: Mapping[str, str], ours: Sequence[str], *, submitted: bool) -> dict[str, str]:
+def java_options(
+    own: Mapping[str, str], ours: Sequence[str], *, submitted: bool, everywhere: str = ""
+) -> dict[str, str]:
     """The options of JVMs that Spark starts: how they compile and the class archive, behind the user's own. Pure.
 
-    spark-submit has started the driver's already.
+    spark-submit has started the driver's already. `everywhere`: options that each JVM takes from its environment.
     """
     keys = ["spark.executor.extraJavaOptions", *([] if submitted else ["spark.driver.extraJavaOptions"])]
-    return {key: archive.appended(_quick(own.get(key, "")), ours) for key in keys}
-
-
-def _quick(own: str) -> str:
-    """The user's JVM options, and the quick compiler unless theirs say which."""
-    if any(word in own for word in _SAYS_COMPILER):
-        return own
-    return f"{own} {QUICK_COMPILER}".strip()
+    made = {}
+    for key in keys:
+        text = own.get(key, "")
+        said = (text, own.get(key.replace("extra", "default"), ""), everywhere)
+        if not any(word in one for word in _SAYS_COMPILER for one in said):
+            text = f"{text} {QUICK_COMPILER}".strip()
+        made[key] = archive.appended(text, ours)
+    return {key: text for key, text in made.items() if text}
 
 
 _BREAKING = {
@@ -204,7 +207,9 @@ def make_context(settings: Settings, name: str) -> SparkContext:
     for key, value in {**{k: v for k, v in wanted.items() if k not in given}, **settings.spark}.items():
         conf.set(key, value)
     archived = archive.options() if settings.class_archive else []
-    for key, value in java_options({**given, **settings.spark}, archived, submitted=submitted).items():
+    everywhere = " ".join(os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS"))
+    own = {**given, **settings.spark}
+    for key, value in java_options(own, archived, submitted=submitted, everywhere=everywhere).items():
         conf.set(key, value)
     if not submitted:
         _quiet()

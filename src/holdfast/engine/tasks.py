@@ -29,7 +29,7 @@ from holdfast.engine.chain import Chain, Shape
 from holdfast.engine.divergence import came_to, difference, sent_by
 from holdfast.engine.exchange import Control, DataHead, Inbox, by_key_group, control_blob, inboxes
 from holdfast.engine.keyed import Operator, Side, Work, operator_for, stored_schema
-from holdfast.engine.keys import check_alike, fits_int64, key_names
+from holdfast.engine.keys import check_alike, check_kinds, fits_int64, key_names
 from holdfast.engine.program import (
     Header,
     Program,
@@ -477,6 +477,7 @@ def _wider(node: g.Node, known: list[pa.DataType], found: list[pa.DataType]) -> 
     """Types that hold the keys in the state and those that come."""
     if not known or not found or known == found:
         return found or known
+    check_kinds(node, known, found)
     sides = len({i.side for i in node.inputs})  # they may have come in different epochs
     if sides > 1 and any({a, b} == {pa.int64(), pa.uint64()} for a, b in zip(known, found, strict=False)):
         check_alike(node, known, found)

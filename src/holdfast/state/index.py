@@ -1,8 +1,8 @@
 """Keys as columns, and an index from them to rows, in numpy: no Python object is made for a key that is looked up.
 
 An index is a hash table with open addressing over 64-bit hashes of keys. A hash that is found is believed only if the
-key's *codes* agree, one for each of its columns: an integer is its own, any other value has a number that the index
-gave it when it came first. So the answer is exact, and what an epoch pays for is its keys and not the table.
+key's *codes* agree, one for each of its columns: integers and times are their own, any other value has a number that the
+index gave it when it came first. So the answer is exact, and what an epoch pays for is its keys and not the table.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.data.rows import canonical, column_values
+from holdfast.errors import StateError
 from holdfast.state.keygroups import hash_columns
 
 Rows = npt.NDArray[np.int64]
@@ -24,8 +25,8 @@ Mask = npt.NDArray[np.bool_]
 _FIRST_SLOTS = 1 << 10
 _FREE = -1
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
-MOST_COLUMNS = 64
-"""Which of a key's columns are null is one bit each."""
+MARKED_COLUMNS = 64
+"""Which of so many columns of a key are null is one bit each; further ones have a name for null."""
 
 
 @dataclasses.dataclass
@@ -61,15 +62,24 @@ class KeyColumns:
         return KeyColumns([c.filter(chosen) for c in self.columns], found)
 
     def values(self) -> list[Any]:
-        """Each as a Python value: a tuple where the key has several columns."""
+        """Each as a Python value: a tuple where the key has several columns.
+
+        Times with a zone are told in UTC: elsewhere two of them may be equal that are an hour apart.
+        """
         if self._values is None:
-            parts = [column_values(c) for c in self.columns]
+            parts = [column_values(_in_utc(c)) for c in self.columns]
             self._values = parts[0] if len(parts) == 1 else list(zip(*parts, strict=True))
         return self._values
 
     def cast(self, types: Sequence[pa.DataType]) -> list[pa.Array]:
         """The columns with the types that are stored."""
         return [canonical(c.cast(t)) for c, t in zip(self.columns, types, strict=True)]
+
+
+def _in_utc(column: pa.Array) -> pa.Array:
+    kind = column.type
+    zoned = pa.types.is_timestamp(kind) and kind.tz is not None
+    return column.cast(pa.timestamp(kind.unit, "UTC")) if zoned else column
 
 
 class KeyIndex:
@@ -89,6 +99,8 @@ class KeyIndex:
         self._nulls = np.empty(0, np.uint64)
         self._codes: list[Rows] = []
         self._names: list[dict[Any, int]] = []
+        self._own: list[bool | None] = []
+        """Of each column of the key, whether its values are their own numbers; None while only nulls have come."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -96,15 +108,25 @@ class KeyIndex:
 
     def find(self, columns: Sequence[pa.Array]) -> Found:
         """What is known of keys. Values that never came are given their number here."""
-        assert len(columns) <= MOST_COLUMNS
         while len(self._names) < len(columns):
             self._names.append({})
+            self._own.append(None)
         codes, nulls = [], np.zeros(len(columns[0]), np.uint64)
-        for place, (column, names) in enumerate(zip(columns, self._names, strict=True)):
-            if column.null_count:
+        for place, column in enumerate(columns):
+            column = _plain(column)
+            own = place < MARKED_COLUMNS and _is_own(column.type)
+            if not pa.types.is_null(column.type):
+                if self._own[place] not in (own, None):
+                    raise StateError(
+                        f"Column {place} of a key had another kind of values before: {column.type}."
+                    )
+                self._own[place] = own
+            if place < MARKED_COLUMNS and column.null_count:
                 missing = column.is_null().to_numpy(zero_copy_only=False)
                 nulls |= missing.astype(np.uint64) << np.uint64(place)
-            codes.append(_codes(column, names))
+            codes.append(
+                _numbers(column) if own else _named(column, self._names[place], place < MARKED_COLUMNS)
+            )
         # A row's hash must not depend on the others: what has no null is hashed as if nothing had.
         hashes = hash_columns([pa.array(c) for c in codes]) ^ (nulls * _SPREAD)
         found = Found(codes, nulls, hashes, np.full(len(nulls), _FREE, np.int64))
@@ -166,20 +188,46 @@ class KeyIndex:
             rows, at = rows[left], (at[left] + 1) & mask
 
 
-def _codes(column: pa.Array, names: dict[Any, int]) -> Rows:
-    """A number for each value: the same for equal ones, whatever the width of their type; 0 for null."""
+def _plain(column: pa.Array) -> pa.Array:
+    """A column as Arrow can encode it, with its nulls where they are counted."""
     kind = column.type
-    if pa.types.is_null(kind):
-        return np.zeros(len(column), np.int64)
-    if pa.types.is_integer(kind):
-        whole = column.fill_null(0) if column.null_count else column
-        return whole.to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
     if pa.types.is_dictionary(kind):
         column = column.cast(kind.value_type)
-    coded = column.dictionary_encode()
-    numbers = [names.setdefault(value, len(names)) for value in column_values(coded.dictionary)]
-    at = coded.indices.fill_null(0) if column.null_count else coded.indices
-    found: Rows = np.array(numbers or [0], np.int64)[at.to_numpy(zero_copy_only=False)]
-    if column.null_count:
-        found[column.is_null().to_numpy(zero_copy_only=False)] = 0
+        kind = column.type
+    if pa.types.is_decimal(kind) and kind.bit_width < 128:
+        return column.cast(pa.decimal128(kind.precision, kind.scale))
+    return column
+
+
+def _is_own(kind: pa.DataType) -> bool:
+    """Whether values of a type are their own numbers: integers, and points in time."""
+    t = pa.types
+    return bool(t.is_integer(kind) or t.is_date(kind) or t.is_timestamp(kind) or t.is_time(kind))
+
+
+def _numbers(column: pa.Array) -> Rows:
+    """The same number for equal values, whatever the width of their type; 0 for null."""
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        if kind.unit == "ns" and kind.tz is None:
+            column_values(column)  # what Python can't hold is refused, as everywhere
+        column = column.cast(pa.timestamp("us", kind.tz), safe=kind.unit != "ns").cast(pa.int64())
+    elif pa.types.is_time(kind):
+        column = column.cast(pa.time64("us")).cast(pa.int64())
+    elif pa.types.is_date(kind):
+        column = column.cast(pa.date32()).cast(pa.int32())
+    whole = column.fill_null(0) if column.null_count else column
+    return whole.to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
+
+
+def _named(column: pa.Array, names: dict[Any, int], marked: bool) -> Rows:
+    """A number for each value, by the names that were given: new ones get the next. Null is 0 if it is marked elsewhere."""
+    if pa.types.is_null(column.type) and marked:
+        return np.zeros(len(column), np.int64)
+    coded = column.dictionary_encode(null_encoding="encode")
+    numbers = [
+        0 if value is None and marked else names.setdefault(value, len(names))
+        for value in column_values(coded.dictionary)
+    ]
+    found: Rows = np.array(numbers or [0], np.int64)[coded.indices.to_numpy(zero_copy_only=False)]
     return found
