@@ -60,7 +60,7 @@ def test_keys_of_other_widths_are_one_key() -> None:
 def counted(pipeline: hf.Pipeline, keyed: hf.KeyedStream, how: str, backend: str) -> list[tuple[object, ...]]:
     made = keyed.aggregate("x", n=hf.count()) if how == "aggregate" else keyed.deduplicate("x")
     made.write("out", hf.memory())
-    rows = hf.testing.run(pipeline, backend=backend).rows("out")
+    rows = hf.testing.run(pipeline, backend=backend, parallelism=1).rows("out")
     return [(row["k"], row["n"]) if how == "aggregate" else (row["k"],) for row in rows]
 
 
