@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import StateError
+from holdfast.errors import SchemaError, StateError
 from holdfast.state import index
 from holdfast.state.index import KeyColumns, KeyIndex
 from holdfast.state.indexed import HeapIndexed
@@ -120,6 +120,14 @@ def test_an_hour_that_comes_twice_is_two_keys() -> None:
     assert mine.find([instants]).rows.tolist() == [0, 1]
     assert len(set(KeyColumns([instants]).values())) == 2
     assert mine.find([instants.cast(pa.timestamp("s", "Europe/Berlin"))]).rows.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+def test_times_that_microseconds_cannot_tell_apart_are_refused_as_keys(zone: str | None) -> None:
+    kind = pa.timestamp("ns", zone)
+    assert KeyIndex().find([pa.array([1_000, 2_000], pa.int64()).cast(kind)]).codes[0].tolist() == [1, 2]
+    with pytest.raises(SchemaError, match="nanoseconds"):
+        KeyIndex().find([pa.array([1_000, 1_001], pa.int64()).cast(kind)])
 
 
 def test_a_key_may_have_more_columns_than_there_are_marks_for_nulls() -> None:

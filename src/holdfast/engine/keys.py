@@ -14,6 +14,7 @@ import pyarrow as pa
 from holdfast.data.rows import column_values, one_array
 from holdfast.errors import SchemaError
 from holdfast.plan import graph as g
+from holdfast.state.index import plain
 
 KEY = "__key"
 """Columns that carry the key through an exchange where it is a function of the record."""
@@ -47,12 +48,7 @@ def key_ids(table: pa.Table, names: list[str]) -> npt.NDArray[np.int64]:
 
 def _codes(column: pa.Array) -> tuple[npt.NDArray[np.int64], int]:
     """A column's values as numbers from 0, as they come for the first time, and how many there are."""
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)  # its own codes may come in any order
-    if pa.types.is_decimal(column.type) and column.type.bit_width < 128:
-        column = column.cast(
-            pa.decimal128(column.type.precision, column.type.scale)
-        )  # Arrow encodes no others
+    column = plain(column)  # a dictionary's own codes may come in any order
     coded = column.dictionary_encode(null_encoding="encode")
     codes = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return codes, len(coded.dictionary)

@@ -97,8 +97,8 @@ def notice_of(
 
 QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
 """Java's first compiler alone. Of Spark we need what schedules tasks and passes bytes on: the second compiler makes it
-no faster, not after hundreds of epochs either, and takes the tasks' cores for a minute after each start. Measured by
-`bench throughput` and `bench nexmark`."""
+no faster, not after hundreds of epochs either, and takes the tasks' cores for half a minute after each start. `bench throughput` and
+`bench nexmark` measure it: with JAVA_TOOL_OPTIONS=-XX:TieredStopAtLevel=4 in their environment both compilers are there."""
 _SAYS_COMPILER = ("Tiered", "CompilationMode", "CodeHeapSize", "JVMCI", "-Xint", "-Xcomp")
 """What options hold that say how to compile, or how much room there is for what the second compiler makes."""
 

@@ -113,7 +113,7 @@ class KeyIndex:
             self._own.append(None)
         codes, nulls = [], np.zeros(len(columns[0]), np.uint64)
         for place, column in enumerate(columns):
-            column = _plain(column)
+            column = plain(column)
             own = place < MARKED_COLUMNS and _is_own(column.type)
             if not pa.types.is_null(column.type):
                 if self._own[place] not in (own, None):
@@ -188,7 +188,7 @@ class KeyIndex:
             rows, at = rows[left], (at[left] + 1) & mask
 
 
-def _plain(column: pa.Array) -> pa.Array:
+def plain(column: pa.Array) -> pa.Array:
     """A column as Arrow can encode it, with its nulls where they are counted."""
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -209,9 +209,11 @@ def _numbers(column: pa.Array) -> Rows:
     """The same number for equal values, whatever the width of their type; 0 for null."""
     kind = column.type
     if pa.types.is_timestamp(kind):
-        if kind.unit == "ns" and kind.tz is None:
+        try:
+            column = column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64())
+        except pa.ArrowInvalid:
             column_values(column)  # what Python can't hold is refused, as everywhere
-        column = column.cast(pa.timestamp("us", kind.tz), safe=kind.unit != "ns").cast(pa.int64())
+            raise
     elif pa.types.is_time(kind):
         column = column.cast(pa.time64("us")).cast(pa.int64())
     elif pa.types.is_date(kind):
